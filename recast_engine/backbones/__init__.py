@@ -1,0 +1,1 @@
+"""Base models behind one small Protocol (``base.Backbone``); ``catalogue`` lists them without torch."""

@@ -1,0 +1,198 @@
+"""Every default and bound of the engine, once.
+
+The classes are frozen pydantic dataclasses: they validate wherever they are built (a notebook, a request, a
+stored row), refuse unknown fields, NaN and infinities, and serialise to the resolved config that is stored
+with each job. Request schemas of the API embed them, so a bound stated here is the bound that a client sees.
+
+Sources: the reference settings are METHOD section 6 (DiffusionNFT on SD3.5-Medium).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
+
+MAX_STEPS = 1000
+MAX_PROMPTS = 20_000
+MAX_STAGES = 8
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS, description="denoising steps")]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Weight = Annotated[float, Field(ge=0.0, le=1e9, description="relative weight; normalised to sum 1")]
+Budgets = Annotated[dict[str, Weight], Field(min_length=1, max_length=64)]
+Temperature = Annotated[
+    float, Field(gt=0.0, le=1e9, description="tau of the affinities; large values tend to static weighting")
+]
+AllocationMethod = Literal["recast", "rowwise", "static"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class EstimatorConfig:
+    """How a Rényi profile is measured (METHOD section 4).
+
+    The number of *clean* images is ``prompts * images_per_prompt``; each noise level costs as many rollouts
+    again, times ``rollouts``.
+    """
+
+    kind: Literal["self_tilted"] = "self_tilted"
+    alpha: Annotated[float, Field(gt=0.0, le=10.0, description="order of the Rényi divergence")] = 2.0
+    levels: Annotated[int, Field(ge=3, le=64, description="noise levels measured, both ends included")] = 9
+    prompts: Annotated[int, Field(ge=2, le=MAX_PROMPTS)] = 48
+    images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 8
+    rollouts: Annotated[int, Field(ge=1, le=64, description="stochastic rollouts per noised image")] = 1
+    sampling_steps: Steps = 10
+
+
+@dataclass(frozen=True, config=STRICT)
+class LoRAConfig:
+    """The low-rank adapter; the layers it attaches to come from the backbone unless named here."""
+
+    rank: Annotated[int, Field(ge=1, le=512)] = 32
+    alpha: Annotated[float, Field(gt=0.0, le=4096.0)] = 64.0
+    targets: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class SamplingConfig:
+    """How training images are drawn from the old policy."""
+
+    steps: Steps = 25
+    solver: Literal["dpm2", "euler"] = "dpm2"
+    shift: Annotated[float, Field(gt=0.0, le=100.0)] | None = None  # None: the model's own
+    prompts_per_epoch: Annotated[int, Field(ge=1, le=4096)] = 48
+    images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 24
+    batch_size: Annotated[int, Field(ge=1, le=1024, description="images sampled at once")] = 64
+
+
+@dataclass(frozen=True, config=STRICT)
+class OptimizerConfig:
+    """DiffusionNFT's optimiser, loss weights and policy schedules (METHOD section 6)."""
+
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 3e-4
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 1e-4
+    gradient_clip: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
+    beta: Annotated[float, Field(gt=0.0, le=100.0, description="b: strength of the implicit policy step")] = (
+        0.1
+    )
+    kl_weight: Annotated[float, Field(ge=0.0, le=1e6)] = 1e-4
+    advantage_clip: Annotated[float, Field(gt=0.0, le=1e6, description="A_max")] = 5.0
+    advantage_scale: Literal["global", "group"] = "global"
+    batch_size: Annotated[int, Field(ge=1, le=4096, description="images per forward pass")] = 32
+    accumulation: Annotated[int, Field(ge=1, le=4096, description="forward passes per optimiser step")] = 1
+    timesteps_per_image: Annotated[
+        int, Field(ge=1, le=MAX_STEPS, description="steps t drawn per image and epoch")
+    ] = 2
+    old_policy: Literal["fast", "slow"] = "fast"
+    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+
+
+@dataclass(frozen=True, config=STRICT)
+class StageAllocation:
+    """The allocation a stage trains with, measured when the stage starts unless a profile is named."""
+
+    method: AllocationMethod = "recast"
+    temperature: Temperature = 1.0
+    profile: str | None = None
+    refresh: Literal["frozen"] = "frozen"
+    estimator: EstimatorConfig = Field(default_factory=EstimatorConfig)
+
+
+@dataclass(frozen=True, config=STRICT)
+class StageConfig:
+    """One training stage: what matters, for how long, and timed by which allocation.
+
+    ``allocation`` is either the id of a stored allocation or a :class:`StageAllocation`.
+    """
+
+    budgets: Budgets
+    epochs: Annotated[int, Field(ge=1, le=100_000)]
+    allocation: str | StageAllocation = Field(default_factory=StageAllocation)
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainingConfig:
+    """A whole training run; every random draw follows from ``seed``."""
+
+    model: str
+    prompt_set: str
+    stages: Annotated[tuple[StageConfig, ...], Field(min_length=1, max_length=MAX_STAGES)]
+    adapter: str | None = None
+    lora: LoRAConfig = Field(default_factory=LoRAConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    seed: Seed = 0
+    checkpoint_every: Annotated[int, Field(ge=1, le=100_000, description="epochs")] = 5
+    samples_every: Annotated[int, Field(ge=1, le=100_000, description="epochs between sample grids")] = 5
+
+
+@dataclass(frozen=True, config=STRICT)
+class ProfileConfig:
+    """A Rényi profile of a model, optionally with an adapter, for a list of rewards."""
+
+    model: str
+    rewards: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+    prompt_set: str
+    adapter: str | None = None
+    estimator: EstimatorConfig = Field(default_factory=EstimatorConfig)
+    seed: Seed = 0
+
+
+@dataclass(frozen=True, config=STRICT)
+class Subject:
+    """One side of an evaluation: an adapter, or the base model itself."""
+
+    label: Annotated[str, Field(min_length=1, max_length=80)]
+    adapter: str | None = None
+    base_model: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Subject:
+        if (self.adapter is None) == (self.base_model is None):
+            raise ValueError("give exactly one of adapter and base_model")
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
+class EvaluationConfig:
+    """Subjects compared on the same prompts and the same seeds.
+
+    ``objective`` (budgets over rewards) asks for the weighted training objective beside the single metrics.
+    """
+
+    subjects: Annotated[tuple[Subject, ...], Field(min_length=1, max_length=32)]
+    baseline: str
+    rewards: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+    prompt_set: str
+    images_per_prompt: Annotated[int, Field(ge=1, le=256)] = 4
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=32)] = (0,)
+    steps: Steps = 40
+    max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] | None = None
+    objective: Budgets | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EvaluationConfig:
+        labels = [subject.label for subject in self.subjects]
+        if len(set(labels)) != len(labels):
+            raise ValueError("labels of subjects must differ")
+        if self.baseline not in labels:
+            raise ValueError(f"baseline {self.baseline!r} is not the label of a subject")
+        return self
+
+
+Config = TypeVar("Config", ProfileConfig, TrainingConfig, EvaluationConfig, EstimatorConfig)
+
+
+def load(cls: type[Config], data: Any) -> Config:
+    """Build ``cls`` from plain JSON data. Raises ``pydantic.ValidationError`` naming every bad field."""
+    return TypeAdapter(cls).validate_python(data)
+
+
+def dump(config: Any) -> dict[str, Any]:
+    """The resolved config as plain JSON data; ``load(type(config), dump(config)) == config``."""
+    data: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
+    return data

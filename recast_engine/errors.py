@@ -1,0 +1,43 @@
+"""Errors of the engine: small, picklable, and worded for the person who can mend them."""
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose. ``type`` is stable; the text is for people."""
+
+    type = "engine-error"
+
+
+class ConfigError(EngineError):
+    """The request cannot work as configured (unknown model, reward without its metadata, ...)."""
+
+    type = "invalid-config"
+
+
+class WeightsUnavailable(EngineError):
+    """Weights of a model or reward are not on this machine; the text says how to get them."""
+
+    type = "weights-unavailable"
+
+
+class NotConverged(EngineError):
+    """A solver missed its tolerance; no result is better than a wrong one."""
+
+    type = "not-converged"
+
+
+class NonFinite(EngineError):
+    """A loss or gradient became NaN or infinite; the text names the step."""
+
+    type = "non-finite"
+
+
+class RewardFailure(EngineError):
+    """A reward failed on more images than is tolerable."""
+
+    type = "reward-failure"
+
+
+class CheckpointError(EngineError):
+    """No usable checkpoint where one was needed."""
+
+    type = "checkpoint-error"

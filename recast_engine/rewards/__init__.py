@@ -1,0 +1,1 @@
+"""Rewards: one scorer per file behind ``base.Reward``; ``catalogue`` lists them without torch."""
