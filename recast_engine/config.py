@@ -161,7 +161,7 @@ class Subject:
 class EvaluationConfig:
     """Subjects compared on the same prompts and the same seeds.
 
-    ``objective`` (budgets over rewards) asks for the weighted training objective beside the single metrics.
+    ``model`` is the base model of all subjects; the service fills it in from them. ``objective`` (budgets over rewards) asks for the weighted training objective beside the single metrics.
     """
 
     subjects: Annotated[tuple[Subject, ...], Field(min_length=1, max_length=32)]
@@ -172,6 +172,7 @@ class EvaluationConfig:
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=32)] = (0,)
     steps: Steps = 40
     max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] | None = None
+    model: str | None = None
     objective: Budgets | None = None
 
     @model_validator(mode="after")

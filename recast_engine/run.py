@@ -1,0 +1,140 @@
+"""One entry for every kind of job: a request with local files in, findings through the observer out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recast_engine import config as configs
+from recast_engine.backbones.catalogue import model_info
+from recast_engine.backbones.load import load_backbone
+from recast_engine.errors import ConfigError
+from recast_engine.evaluation.run import evaluate
+from recast_engine.observer import Observer
+from recast_engine.profiling.measure import measure_profile
+from recast_engine.prompts import Prompt, parse_prompts
+from recast_engine.rewards.scoring import load_scorer
+from recast_engine.training.adapters import loaded_adapter
+from recast_engine.training.loop import train
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, with every id that ``config`` mentions resolved to a local file or to plain data.
+
+    Attributes:
+        kind: "profile", "training" or "evaluation".
+        config: the resolved config of that kind (``recast_engine.config``) as JSON data.
+        prompts: JSONL file of the prompt set.
+        adapters: adapter id -> safetensors file.
+        allocations: allocation id -> stored allocation (JSON data).
+        profiles: profile id -> stored profile (JSON data).
+        resume_from: folder of the checkpoint to go on from.
+    """
+
+    kind: str
+    config: Mapping[str, Any]
+    prompts: Path
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    allocations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    resume_from: Path | None = None
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self), default=str), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Request:
+        """Read what ``save`` wrote."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        data["prompts"] = Path(data["prompts"])
+        data["adapters"] = {key: Path(value) for key, value in data["adapters"].items()}
+        data["resume_from"] = Path(data["resume_from"]) if data["resume_from"] else None
+        return cls(**data)
+
+    def read_prompts(self) -> list[Prompt]:
+        """The prompt set, parsed."""
+        return parse_prompts(self.prompts.read_text(encoding="utf-8"))
+
+    def adapter(self, adapter_id: str | None) -> Path | None:
+        """The file of ``adapter_id``; None stands for the base model."""
+        if adapter_id is None:
+            return None
+        try:
+            return self.adapters[adapter_id]
+        except KeyError:
+            raise ConfigError(f"adapter {adapter_id!r} was not provided") from None
+
+
+def run(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
+    """Run ``request`` and return its result as JSON data.
+
+    Raises:
+        EngineError: anything the requester can mend.
+        Stopped: the observer asked to stop.
+    """
+    try:
+        runner = _RUNNERS[request.kind]
+    except KeyError:
+        raise ConfigError(f"unknown kind of job {request.kind!r}") from None
+    return runner(request, workdir, observer)
+
+
+def _profile(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
+    config = configs.load(configs.ProfileConfig, request.config)
+    observer.phase("loading", 1)
+    backbone = load_backbone(config.model)
+    scorer = load_scorer(config.rewards, model_info(config.model).reward_world, device=str(backbone.device))
+    with loaded_adapter(backbone, request.adapter(config.adapter)):
+        profile = measure_profile(
+            backbone, scorer, request.read_prompts(), config.estimator, seed=config.seed, observer=observer
+        )
+    observer.finding("profile", {"stage": None, "profile": profile.to_dict()})
+    return {"rewards": list(profile.rewards), "totals": profile.totals, "warnings": list(profile.warnings)}
+
+
+def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
+    config = configs.load(configs.TrainingConfig, request.config)
+    rewards = tuple(dict.fromkeys(reward for stage in config.stages for reward in stage.budgets))
+    observer.phase("loading", 1)
+    backbone = load_backbone(config.model)
+    scorer = load_scorer(rewards, model_info(config.model).reward_world, device=str(backbone.device))
+    result = train(
+        backbone,
+        scorer,
+        request.read_prompts(),
+        config,
+        observer=observer,
+        workdir=workdir,
+        allocations=request.allocations,
+        profiles=request.profiles,
+        initial_adapter=request.adapter(config.adapter),
+        resume_from=request.resume_from,
+    )
+    return result.to_dict()
+
+
+def _evaluation(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
+    config = configs.load(configs.EvaluationConfig, request.config)
+    observer.phase("loading", 1)
+    if config.model is None:
+        raise ConfigError("model: name the base model of the subjects")
+    backbone = load_backbone(config.model)
+    scorer = load_scorer(config.rewards, model_info(config.model).reward_world, device=str(backbone.device))
+    adapters = {subject.label: request.adapter(subject.adapter) for subject in config.subjects}
+    report = evaluate(
+        backbone, scorer, request.read_prompts(), config, adapters, observer=observer, workdir=workdir
+    )
+    observer.finding("evaluation", report)
+    return {"baseline": config.baseline, "verdict": report["verdict"]}
+
+
+_RUNNERS: dict[str, Callable[[Request, Path, Observer], dict[str, Any]]] = {
+    "profile": _profile,
+    "training": _training,
+    "evaluation": _evaluation,
+}
