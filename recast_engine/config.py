@@ -161,7 +161,9 @@ class Subject:
 class EvaluationConfig:
     """Subjects compared on the same prompts and the same seeds.
 
-    ``model`` is the base model of all subjects; the service fills it in from them. ``objective`` (budgets over rewards) asks for the weighted training objective beside the single metrics.
+    ``model`` is the base model of all subjects; the service fills it in from them. ``objective`` (budgets
+    over rewards) asks for the weighted training objective beside the single metrics.
+    over rewards) asks for the weighted training objective beside the single metrics.
     """
 
     subjects: Annotated[tuple[Subject, ...], Field(min_length=1, max_length=32)]
