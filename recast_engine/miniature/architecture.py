@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -144,7 +145,7 @@ def sample(
     text = encode(flow, tokenize(flow.tokenizer, captions))
     x = torch.randn(len(captions), LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE, generator=draw)
     levels = sigmas(steps, shift)
-    for high, low in zip(levels[:-1], levels[1:], strict=True):
+    for high, low in pairwise(levels):
         x = x + (low - high) * velocity(flow, x, high.expand(len(x)), text)
     return x
 

@@ -43,7 +43,9 @@ class Detection(NamedTuple):
 
 def _background(pixels: Floats) -> Floats:
     """Median colour [3] of the outermost two rows and columns of pixels [H, W, 3]."""
-    ring = np.concatenate([p.reshape(-1, 3) for p in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:])])
+    ring = np.concatenate(
+        [p.reshape(-1, 3) for p in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:])]
+    )
     return np.median(ring, axis=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from recast_engine.miniature import architecture, vae, world
 from recast_engine.miniature.architecture import Flow
-from recast_engine.miniature.checkpoint import Trainee, generator, warm_then_decay
+from recast_engine.miniature.checkpoint import Trainee, generator, warm_then_decay, write_json
 
 SEED = 23
 
@@ -74,13 +75,40 @@ def _trainee(flow: Flow, budget: FlowBudget) -> Trainee:
     return Trainee(flow.modules, optimizer, decay=budget.average)
 
 
-def averaged(flow: Flow, trainee: Trainee) -> Flow:
+def averaged(trainee: Trainee) -> Flow:
     """Fresh networks holding the averaged weights, for sampling and export."""
     result = architecture.create_flow(SEED)
     for name, module in result.modules.items():
         module.load_state_dict(trainee.averaged(name))
         module.eval().requires_grad_(False)
     return result
+
+
+def load_averaged(folder: Path, budget: FlowBudget) -> Flow:
+    """The averaged networks of the checkpoint in `folder`. Raises FileNotFoundError without one."""
+    trainee = _trainee(architecture.create_flow(SEED), budget)
+    if not trainee.restore(folder):
+        raise FileNotFoundError(f"no flow checkpoint in {folder}")
+    return averaged(trainee)
+
+
+class _Log:
+    """Running mean of the loss, and seconds spent over all calls; kept in `progress.json`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "progress.json"
+        known = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.loss: float | None = known.get("loss")
+        self.earlier: float = known.get("seconds", 0.0)
+        self.started = time.monotonic()
+
+    def add(self, value: float) -> None:
+        self.loss = value if self.loss is None else 0.99 * self.loss + 0.01 * value
+
+    def save(self, step: int, batch: int) -> None:
+        seconds = self.earlier + time.monotonic() - self.started
+        figures = {"step": step, "images_seen": step * batch, "loss": self.loss, "seconds": round(seconds)}
+        write_json(self.path, figures)
 
 
 def train(
@@ -90,11 +118,11 @@ def train(
     watch: Callable[[Flow, int], None] = lambda flow, step: None,
     watch_every: int = 0,
     stop_at: int | None = None,
-) -> tuple[Flow, float]:
-    """Train up to `budget.steps` (or `stop_at`), continuing from `folder`.
+) -> Flow:
+    """Train up to `budget.steps` (or `stop_at`), continuing from `folder`; the averaged networks.
 
-    `watch` sees the averaged networks every `watch_every` steps. Returns the averaged networks and
-    the running mean of the loss over the last few hundred steps of this call.
+    `watch` sees the averaged networks every `watch_every` steps. A continued run may have another
+    total: the learning rate depends on the step and the total alone.
     """
     flow = architecture.create_flow(SEED)
     trainee = _trainee(flow, budget)
@@ -102,20 +130,20 @@ def train(
     latents, captions = dataset(autoencoder, budget.images, folder / f"latents-{budget.images}.safetensors")
     ids = architecture.tokenize(flow.tokenizer, captions)
     blank = architecture.tokenize(flow.tokenizer, [""])
-    running, started, first = float("nan"), time.monotonic(), trainee.step
-    end = min(budget.steps, budget.steps if stop_at is None else stop_at)
+    log = _Log(folder)
+    end = budget.steps if stop_at is None else min(budget.steps, stop_at)
     while trainee.step < end:
         draw = generator(SEED, trainee.step)
         chosen = torch.randint(len(latents), (budget.batch,), generator=draw)
         value = loss(flow, latents[chosen], ids[chosen], blank, budget.caption_dropout, draw)
         rate = warm_then_decay(trainee.step, budget.steps, budget.peak_rate, budget.warmup, budget.hold)
         trainee.apply(value, rate)
-        running = value.item() if running != running else 0.99 * running + 0.01 * value.item()
+        log.add(value.item())
         if trainee.step % 100 == 0:
-            pace = (time.monotonic() - started) / (trainee.step - first)
-            print(f"flow {trainee.step}/{budget.steps} loss {running:.4f} rate {rate:.1e} {pace:.3f} s/step", flush=True)
+            print(f"flow {trainee.step}/{budget.steps} loss {log.loss:.4f} rate {rate:.1e}", flush=True)
         if trainee.step % budget.save_every == 0 or trainee.step == end:
             trainee.save(folder)
+            log.save(trainee.step, budget.batch)
         if watch_every and trainee.step % watch_every == 0:
-            watch(averaged(flow, trainee), trainee.step)
-    return averaged(flow, trainee), running
+            watch(averaged(trainee), trainee.step)
+    return averaged(trainee)
