@@ -1,0 +1,1 @@
+"""All SQL, one module per domain: functions with the session first, which flush and never commit."""

@@ -1,0 +1,73 @@
+"""Rows of stored files. Bytes are stored before their row is committed, so what is listed exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from store.errors import NotFound
+from store.ids import new_id
+from store.models import Artifact
+from store.repositories import jobs
+
+
+def create(
+    session: Session,
+    *,
+    job_id: str,
+    attempt: int,
+    kind: str,
+    name: str,
+    key: str,
+    bytes: int,
+    sha256: str,
+    step: int | None,
+    meta: Mapping[str, Any],
+) -> Artifact:
+    """Record a stored file; one of the same attempt, kind and name is replaced, keeping its id."""
+    same = (
+        Artifact.job_id == job_id,
+        Artifact.attempt == attempt,
+        Artifact.kind == kind,
+        Artifact.name == name,
+    )
+    row = session.scalar(select(Artifact).where(*same))
+    if row is None:
+        row = Artifact(id=new_id("art"), job_id=job_id, attempt=attempt, kind=kind, name=name)
+        session.add(row)
+    row.key, row.bytes, row.sha256, row.step, row.meta = key, bytes, sha256, step, dict(meta)
+    session.flush()
+    return row
+
+
+def get(session: Session, artifact_id: str, workspace_id: str | None = None) -> Artifact:
+    """The artifact. Raises NotFound, also when its job is of another workspace."""
+    row = session.get(Artifact, artifact_id)
+    if row is None:
+        raise NotFound("artifact", artifact_id)
+    if workspace_id is not None and jobs.get(session, row.job_id).workspace_id != workspace_id:
+        raise NotFound("artifact", artifact_id)
+    return row
+
+
+def of_job(session: Session, job_id: str, kind: str) -> Sequence[Artifact]:
+    """Files of a kind in the order they were first reported; of a name reported by several attempts, the last."""
+    query = select(Artifact).where(Artifact.job_id == job_id, Artifact.kind == kind)
+    newest: dict[str, Artifact] = {}
+    for row in session.scalars(query.order_by(Artifact.attempt, Artifact.created_at, Artifact.id)):
+        newest[row.name] = row
+    return list(newest.values())
+
+
+def find(session: Session, job_id: str, kind: str, name: str) -> Artifact | None:
+    """The newest file of a kind and name (``("report", "report.html")``)."""
+    query = select(Artifact).where(Artifact.job_id == job_id, Artifact.kind == kind, Artifact.name == name)
+    return session.scalar(query.order_by(Artifact.attempt.desc()).limit(1))
+
+
+def remove(session: Session, artifact_id: str) -> None:
+    """Forget a file; the caller then deletes its bytes."""
+    session.execute(delete(Artifact).where(Artifact.id == artifact_id))

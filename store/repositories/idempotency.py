@@ -1,0 +1,41 @@
+"""The first answer to every creating request that carries an Idempotency-Key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from store.errors import Conflict
+from store.models import IdempotencyKey
+
+
+def begin(session: Session, workspace_id: str, key: str, request_hash: str) -> tuple[IdempotencyKey, bool]:
+    """Reserve ``key``, or find what a request before it answered: (row, whether it is a repeat).
+
+    Call it in the transaction that does the work: a request with the same key that is under way at the same
+    time makes this call wait, and a failed one leaves no trace.
+
+    Raises:
+        Conflict: the key was used with another request.
+    """
+    row = IdempotencyKey(workspace_id=workspace_id, key=key, request_hash=request_hash)
+    try:
+        with session.begin_nested():
+            session.add(row)
+        return row, False
+    except IntegrityError:
+        found = session.get(IdempotencyKey, (workspace_id, key), populate_existing=True)
+        if found is None:
+            raise
+    if found.request_hash != request_hash:
+        raise Conflict("this Idempotency-Key was used with another request")
+    return found, True
+
+
+def complete(session: Session, row: IdempotencyKey, status_code: int, response: Mapping[str, Any]) -> None:
+    """Record the answer that repeats will get."""
+    row.status_code, row.response = status_code, dict(response)
+    session.flush()
