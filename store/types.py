@@ -15,7 +15,7 @@ def utcnow() -> datetime:
 
 
 class UTCDateTime(TypeDecorator[datetime]):
-    """An aware datetime, always UTC; SQLite stores it without the offset, so that text order is time order."""
+    """An aware datetime, always UTC; SQLite stores it without the offset, so text order is time order."""
 
     impl = DateTime(timezone=True)
     cache_ok = True

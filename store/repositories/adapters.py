@@ -34,12 +34,8 @@ def create(
         row.artifact_id = artifact.id
         session.add(row)
     row.step, row.epoch, row.base_model, row.rank, row.alpha = step, epoch, base_model, rank, alpha
-    row.sha256, row.bytes, row.final, row.provenance = (
-        artifact.sha256,
-        artifact.bytes,
-        final,
-        dict(provenance),
-    )
+    row.sha256, row.bytes, row.final = artifact.sha256, artifact.bytes, final
+    row.provenance = dict(provenance)
     session.flush()
     return row
 
@@ -47,7 +43,7 @@ def create(
 def get(session: Session, adapter_id: str, workspace_id: str | None = None) -> Adapter:
     """The adapter. Raises NotFound."""
     row = session.get(Adapter, adapter_id)
-    if row is None or (workspace_id or row.workspace_id) != row.workspace_id:
+    if row is None or workspace_id not in (None, row.workspace_id):
         raise NotFound("adapter", adapter_id)
     return row
 

@@ -67,7 +67,7 @@ def to_dict(row: Allocation) -> dict[str, Any]:
 def get(session: Session, allocation_id: str, workspace_id: str | None = None) -> Allocation:
     """The allocation. Raises NotFound."""
     row = session.get(Allocation, allocation_id)
-    if row is None or (workspace_id or row.workspace_id) != row.workspace_id:
+    if row is None or workspace_id not in (None, row.workspace_id):
         raise NotFound("allocation", allocation_id)
     return row
 

@@ -28,15 +28,10 @@ def create(
     meta: Mapping[str, Any],
 ) -> Artifact:
     """Record a stored file; one of the same attempt, kind and name is replaced, keeping its id."""
-    same = (
-        Artifact.job_id == job_id,
-        Artifact.attempt == attempt,
-        Artifact.kind == kind,
-        Artifact.name == name,
-    )
-    row = session.scalar(select(Artifact).where(*same))
+    same = {"job_id": job_id, "attempt": attempt, "kind": kind, "name": name}
+    row = session.scalar(select(Artifact).filter_by(**same))
     if row is None:
-        row = Artifact(id=new_id("art"), job_id=job_id, attempt=attempt, kind=kind, name=name)
+        row = Artifact(id=new_id("art"), **same)
         session.add(row)
     row.key, row.bytes, row.sha256, row.step, row.meta = key, bytes, sha256, step, dict(meta)
     session.flush()
@@ -54,7 +49,7 @@ def get(session: Session, artifact_id: str, workspace_id: str | None = None) -> 
 
 
 def of_job(session: Session, job_id: str, kind: str) -> Sequence[Artifact]:
-    """Files of a kind in the order they were first reported; of a name reported by several attempts, the last."""
+    """Files of a kind in the order first reported; of a name that several attempts reported, the last."""
     query = select(Artifact).where(Artifact.job_id == job_id, Artifact.kind == kind)
     newest: dict[str, Artifact] = {}
     for row in session.scalars(query.order_by(Artifact.attempt, Artifact.created_at, Artifact.id)):

@@ -54,11 +54,7 @@ def get(session: Session, job_id: str, workspace_id: str | None = None, *, kind:
         NotFound: there is no such job for the caller.
     """
     job = session.get(Job, job_id)
-    if (
-        job is None
-        or (workspace_id or job.workspace_id) != job.workspace_id
-        or (kind or job.kind) != job.kind
-    ):
+    if job is None or workspace_id not in (None, job.workspace_id) or kind not in (None, job.kind):
         raise NotFound(kind or "job", job_id)
     return job
 
