@@ -13,6 +13,10 @@ class ConfigError(EngineError):
     type = "invalid-config"
 
 
+class InvalidArgument(ConfigError, ValueError):
+    """A public function was called with a malformed argument; the text names it."""
+
+
 class WeightsUnavailable(EngineError):
     """Weights of a model or reward are not on this machine; the text says how to get them."""
 
