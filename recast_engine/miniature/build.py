@@ -33,8 +33,8 @@ from recast_engine.miniature.checkpoint import write_json
 from recast_engine.miniature.measure import measure
 
 VAE_STEPS = 3_000
-FLOW_STEPS = 10_000
-WATCH_EVERY = 1_000
+FLOW_STEPS = 5_000
+WATCH_EVERY = 500
 STAGES = ("rewards", "vae", "flow", "export", "card")
 
 

@@ -34,6 +34,8 @@ from recast_engine.miniature.world import Scene
 Images = NDArray[np.uint8]
 SEEDS = {"clipscore": 101, "hpsv2": 211, "pickscore": 307, "aesthetic": 401}
 PEAK_RATE = 1e-3
+ANCHOR_WEIGHT = 0.2  # of the contrastive loss beside the preference loss
+MIN_SEVERITY = 0.1
 MAX_LOGIT_SCALE = 4.6052  # log 100, CLIP's own bound (arXiv 2103.00020, section 2.5)
 
 
@@ -41,8 +43,8 @@ MAX_LOGIT_SCALE = 4.6052  # log 100, CLIP's own bound (arXiv 2103.00020, section
 class RewardBudget:
     """Steps of the contrastive start and of the preference or quality stage after it."""
 
-    contrastive: int = 900
-    judgement: int = 450
+    contrastive: int = 700
+    judgement: int = 900
     batch: int = 96
     pool: int = 6_000
 
@@ -97,14 +99,14 @@ class Pool:
     severity: NDArray[np.float32]
 
 
-def make_pool(family: str, size: int, seed: int, wrong_scene: float = 0.4) -> Pool:
+def make_pool(family: str, size: int, seed: int, wrong_scene: float = 0.3) -> Pool:
     """Random scenes with a clean render, and a spoilt render or (share `wrong_scene`) a neighbour's."""
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     scenes = [world.sample_scene(rng) for _ in range(size)]
     wrong = [rng.random() < wrong_scene for _ in scenes]
     shown = [neighbour(s, rng) if w else s for s, w in zip(scenes, wrong, strict=True)]
     good, clean = world.render_many(scenes, rng), world.render_many(shown, rng)
-    severity = np.where(wrong, 0, noise.uniform(0, 1, size)).astype(np.float32)
+    severity = np.where(wrong, 0, noise.uniform(MIN_SEVERITY, 1, size)).astype(np.float32)
     worse = np.stack(
         [
             image if w else spoil(image, family, float(level), noise)
@@ -130,20 +132,25 @@ def text_embeddings(model: CLIPModel, ids: torch.Tensor) -> torch.Tensor:
     return functional.normalize(model.text_projection(states), dim=-1)
 
 
-def _contrastive_loss(model: CLIPModel, images: Images, ids: torch.Tensor) -> torch.Tensor:
-    """CLIP's symmetric cross-entropy; pairs with equal captions share the target evenly."""
-    logits = model.logit_scale.exp() * image_embeddings(model, images) @ text_embeddings(model, ids).T
+def _contrastive_loss(model: CLIPModel, images: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """CLIP's symmetric cross-entropy of embeddings [N, 64] and token ids [N, 14].
+
+    Pairs with equal captions share the target evenly.
+    """
+    logits = model.logit_scale.exp() * images @ text_embeddings(model, ids).T
     same = (ids[:, None] == ids[None]).all(-1).float()
     target = same / same.sum(1, keepdim=True)
     return (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
 
 
 def _preference_loss(model: CLIPModel, good: Images, worse: Images, ids: torch.Tensor) -> torch.Tensor:
-    """Bradley-Terry: -log sigmoid(s(good, c) - s(worse, c)), s = logit_scale * cosine (PickScore)."""
-    images = image_embeddings(model, np.concatenate([good, worse]))
-    score = model.logit_scale.exp() * (images * text_embeddings(model, ids.repeat(2, 1))).sum(-1)
-    better, poorer = score.chunk(2)
-    return -functional.logsigmoid(better - poorer).mean()
+    """Bradley-Terry: -log sigmoid(s(good, c) - s(worse, c)), s = logit_scale * cosine (PickScore).
+
+    A share of the contrastive loss on the good images keeps the captions told apart.
+    """
+    better, poorer = image_embeddings(model, np.concatenate([good, worse])).chunk(2)
+    margin = model.logit_scale.exp() * ((better - poorer) * text_embeddings(model, ids)).sum(-1)
+    return -functional.logsigmoid(margin).mean() + ANCHOR_WEIGHT * _contrastive_loss(model, better, ids)
 
 
 def _quality_loss(
@@ -189,7 +196,8 @@ def train(name: str, budget: RewardBudget) -> tuple[CLIPModel, nn.Linear]:
         if step < budget.contrastive:
             half = chosen[: len(chosen) // 2]
             images = np.concatenate([pairs.good[half], pairs.worse[half]])
-            loss = _contrastive_loss(model, images, torch.cat([pairs.ids[half], pairs.other_ids[half]]))
+            ids = torch.cat([pairs.ids[half], pairs.other_ids[half]])
+            loss = _contrastive_loss(model, image_embeddings(model, images), ids)
         else:
             loss = _judgement_loss(name, model, head, judged, chosen)
         for group in optimizer.param_groups:

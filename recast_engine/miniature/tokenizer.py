@@ -7,7 +7,7 @@ from transformers import CLIPTokenizer
 from recast_engine.miniature import world
 
 MAX_TOKENS = 14
-"""Every caption of the world fits: the longest, a three-letter word, takes 13."""
+"""Every caption of the world fits: the longest, a four-letter word, takes all."""
 
 _START, _END, _UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unused|>"
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz\"'.,"
@@ -18,7 +18,7 @@ def _caption_words() -> list[str]:
     shapes = [name for shape in world.SHAPES for name in (shape, f"{shape}s")]
     colors = dict.fromkeys([*world.COLORS, *world.TEXT_COLORS, *world.TEXT_BACKGROUNDS])
     relations = dict.fromkeys(word for relation in world.RELATIONS for word in relation.split())
-    rest = ["the", "word", "in", "on", "and", "photo"]
+    rest = ["the", "word", "in", "on"]
     return [*colors, *shapes, *world.NUMBERS.values(), *relations, *rest]
 
 

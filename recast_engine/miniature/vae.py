@@ -34,6 +34,7 @@ def create() -> AutoencoderKL:
         mid_block_add_attention=False,
         use_quant_conv=False,
         use_post_quant_conv=False,
+        force_upcast=False,
     )
 
 

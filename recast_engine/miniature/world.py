@@ -40,8 +40,9 @@ BACKGROUNDS: dict[str, RGB] = {"light": (222, 222, 222), "dark": (42, 42, 42)}
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 RELATIONS = ("above", "below", "left of", "right of")
 WORDS = (
-    "CAT", "DOG", "SUN", "BUS", "HAT", "MAP", "BOX", "CUP", "PIG", "ZIP", "KEY", "ICE", "TAP", "GUM",
     "GO", "UP", "HI", "OK", "NO", "SO",
+    "CAT", "DOG", "SUN", "BUS", "HAT", "MAP", "BOX", "CUP", "PIG", "ZIP", "KEY", "ICE", "TAP", "GUM",
+    "FISH", "BEAR", "MILK", "SHOP", "WOLF", "KING", "STOP", "FORK", "GOLD", "JUMP", "LAMP", "DRUM",
 )  # fmt: skip
 TEXT_COLORS: dict[str, RGB] = {"white": (250, 250, 250), "yellow": (245, 220, 50)}
 TEXT_BACKGROUNDS: dict[str, RGB] = {
@@ -50,7 +51,7 @@ TEXT_BACKGROUNDS: dict[str, RGB] = {
     "blue": (40, 60, 190),
     "black": (20, 20, 20),
 }
-KIND_WEIGHTS: dict[Kind, float] = {"single": 0.10, "count": 0.20, "relation": 0.40, "text": 0.30}
+KIND_WEIGHTS: dict[Kind, float] = {"single": 0.15, "count": 0.20, "relation": 0.40, "text": 0.25}
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _draw_shape(
 
 def _draw_text(scene: Scene, rng: random.Random) -> Image.Image:
     image = Image.new("RGB", (_CANVAS, _CANVAS), _jitter(TEXT_BACKGROUNDS[scene.background], rng, 6))
-    face = font({2: 30, 3: 24}[len(scene.word)] * _SUPERSAMPLE)
+    face = font({2: 30, 3: 24, 4: 18}[len(scene.word)] * _SUPERSAMPLE)
     _, top, _, bottom = face.getbbox("H")
     x = (_CANVAS - face.getlength(scene.word)) / 2 + rng.uniform(-1, 1) * _SUPERSAMPLE
     y = (_CANVAS - top - bottom) / 2 + rng.uniform(-2, 2) * _SUPERSAMPLE
