@@ -1,0 +1,159 @@
+"""Drawing images from a flow-matching model: ODE solvers, and a stochastic posterior sampler.
+
+Notation: x_sigma = (1 - sigma) x0 + sigma eps, v = eps - x0, hence x0 = x_sigma - sigma v. Every image has a
+generator of its own, so each can be drawn again alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recast_engine.backbones.base import Backbone, Conditioning
+from recast_engine.observer import Observer, Stopped
+
+Solver = Literal["euler", "dpm2"]
+
+_ROLLOUT_SALT = 0x9E3779B9  # the generator keeps 32 bits of a seed; this one flips about half of them
+_CURVE_POINTS = 1000
+
+
+def initial_noise(backbone: Backbone, seeds: Sequence[int]) -> Tensor:
+    """(N, C, h, w) standard normal, each image from its own CPU generator.
+
+    Exactly what a diffusers pipeline draws when it is given ``[torch.Generator().manual_seed(s) for s in
+    seeds]``.
+    """
+    draws = [
+        torch.randn(
+            (1, *backbone.latent_shape),
+            generator=torch.Generator("cpu").manual_seed(seed),
+            dtype=backbone.dtype,
+        )
+        for seed in seeds
+    ]
+    return torch.cat(draws).to(backbone.device)
+
+
+@torch.no_grad()
+def sample(
+    backbone: Backbone,
+    conditioning: Conditioning,
+    seeds: Sequence[int],
+    *,
+    steps: int,
+    solver: Solver = "dpm2",
+    shift: float | None = None,
+    batch_size: int = 64,
+    observer: Observer | None = None,
+) -> Tensor:
+    """Clean latents (N, C, h, w): the probability-flow ODE dx/dsigma = v from noise to sigma = 0.
+
+    Args:
+        conditioning: one row per image.
+        seeds: one per image.
+        steps: model evaluations per image.
+        solver: ``euler`` is bit for bit what diffusers' FlowMatchEulerDiscreteScheduler does; ``dpm2`` is the
+            two-step Adams-Bashforth solver in sigma, second order at the same cost.
+        batch_size: images in one forward pass.
+
+    Raises:
+        Stopped: the observer asked to stop between batches.
+    """
+    sigmas = backbone.sigmas(steps, shift)
+    parts: list[Tensor] = []
+    for start in range(0, len(seeds), batch_size):
+        if observer is not None and observer.should_stop():
+            raise Stopped
+        rows = range(start, min(start + batch_size, len(seeds)))
+        noise = initial_noise(backbone, [seeds[row] for row in rows])
+        parts.append(integrate(backbone, noise, sigmas, conditioning.select(rows), solver))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def integrate(
+    backbone: Backbone, latents: Tensor, sigmas: Tensor, conditioning: Conditioning, solver: Solver
+) -> Tensor:
+    """Solve dx/dsigma = v along ``sigmas`` (T + 1,), from ``latents`` at ``sigmas[0]``.
+
+    ``dpm2`` extrapolates v linearly in sigma through the last two steps: x += d (v + d / (2 d') (v - v'))
+    with d the step and ' the one before. In sigma it needs no special case where log-SNR is infinite (sigma
+    0 and 1), and the first step is Euler's.
+    """
+    levels = sigmas.to(backbone.device, torch.float32)
+    previous: tuple[Tensor, Tensor] | None = None
+    for here, there in itertools.pairwise(levels):
+        velocity = backbone.velocity(latents, here.expand(len(latents)), conditioning)
+        step = there - here
+        slope = velocity
+        if solver == "dpm2" and previous is not None:
+            slope = velocity + step / (2 * previous[0]) * (velocity - previous[1])
+        latents = (latents.float() + step * slope).to(velocity.dtype)
+        previous = (step, velocity)
+    return latents
+
+
+@torch.no_grad()
+def denoise_stochastic(
+    backbone: Backbone,
+    latents: Tensor,
+    sigma: float,
+    conditioning: Conditioning,
+    seeds: Sequence[int],
+    *,
+    steps: int,
+    shift: float | None = None,
+) -> Tensor:
+    """A draw of x0 from the model's posterior p(x0 | x_sigma): (N, C, h, w).
+
+    Ancestral sampling: each step draws from the forward process' own conditional
+
+        x_s | x_t, x0hat ~ N((1 - s) x0hat + sqrt(s^2 - c) epshat, c),
+        c = s^2 (1 - ((1 - t) s / ((1 - s) t))^2),    epshat = (x_t - (1 - t) x0hat) / t,
+
+    which keeps the marginals as ``steps`` grows (DDPM's posterior variance, in the terms of this flow).
+    x0hat is the prediction x_t - t v extrapolated linearly in sigma, through the step before, to the middle
+    of the step. Held at x_t - t v instead (plain DDPM), ten steps lose a fifth to two fifths of a Gaussian's
+    variance; extrapolated, they are within a twentieth (tests).
+
+    The noise levels follow the sampler's curve from ``sigma`` down to 0. The generators are salted, so
+    passing the seeds that an image was drawn with does not replay the same noise.
+
+    Args:
+        latents: (N, C, h, w) at noise level ``sigma``.
+        steps: model evaluations per image.
+    """
+    levels = rollout_sigmas(backbone, sigma, steps, shift)
+    generators = [torch.Generator("cpu").manual_seed(seed ^ _ROLLOUT_SALT) for seed in seeds]
+    current = latents.float()
+    previous: tuple[float, Tensor] | None = None
+    for here, there in itertools.pairwise(levels):
+        velocity = backbone.velocity(current, torch.full((len(current),), here), conditioning).float()
+        predicted = current - here * velocity
+        clean = predicted
+        if previous is not None:
+            clean = predicted + (here - there) / (2 * (previous[0] - here)) * (predicted - previous[1])
+        noise = (current - (1 - here) * clean) / here
+        variance = there**2 * (1 - ((1 - here) * there / ((1 - there) * here)) ** 2)
+        current = (1 - there) * clean + math.sqrt(max(there**2 - variance, 0.0)) * noise
+        if variance > 0:
+            fresh = [torch.randn(backbone.latent_shape, generator=generator) for generator in generators]
+            current = current + math.sqrt(variance) * torch.stack(fresh).to(current.device)
+        previous = (here, predicted)
+    return current
+
+
+def rollout_sigmas(backbone: Backbone, sigma: float, steps: int, shift: float | None = None) -> list[float]:
+    """(steps + 1) levels from ``sigma`` to 0, evenly spaced along the sampler's own curve of noise levels."""
+    curve = backbone.sigmas(_CURVE_POINTS, shift).numpy()[::-1]
+    place = np.linspace(0.0, 1.0, len(curve))
+    start = np.interp(sigma, curve, place)
+    levels = np.interp(np.linspace(start, 0.0, steps + 1), place, curve)
+    return [sigma, *(float(level) for level in levels[1:])]
