@@ -1,0 +1,59 @@
+"""Bring a database to the newest revision, from code: no ini file, safe for several processes at once."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+
+from store.database import database_url, make_engine
+
+ADVISORY_LOCK = 7_215_310_843  # any number, the same for all versions of this project
+
+
+def alembic_config() -> Config:
+    """Alembic's configuration, with the scripts found beside this file."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config
+
+
+def upgrade(url: str) -> None:
+    """Apply every revision that the database at ``url`` lacks; an up-to-date one is left alone.
+
+    Only one process upgrades a database at a time; the others wait and then find nothing to do.
+    """
+    engine = make_engine(url)
+    config = alembic_config()
+    try:
+        with _sqlite_lock(url), engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": ADVISORY_LOCK})
+            _run(config, connection)
+            connection.commit()
+    finally:
+        engine.dispose()
+
+
+def _run(config: Config, connection: Connection) -> None:
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+@contextmanager
+def _sqlite_lock(url: str) -> Iterator[None]:
+    """Hold a lock file beside a SQLite database: switching on its WAL mode cannot wait for a writer."""
+    parsed = database_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        yield
+        return
+    database = Path(parsed.database)
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with database.with_name(database.name + ".upgrade-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

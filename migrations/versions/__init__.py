@@ -1,0 +1,1 @@
+"""Revisions, applied in order."""
