@@ -27,6 +27,7 @@ Budgets = Annotated[dict[str, Weight], Field(min_length=1, max_length=64)]
 Temperature = Annotated[
     float, Field(gt=0.0, le=1e9, description="tau of the affinities; large values tend to static weighting")
 ]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="the service fills it in")]
 AllocationMethod = Literal["recast", "rowwise", "static"]
 
 
@@ -128,6 +129,7 @@ class TrainingConfig:
     seed: Seed = 0
     checkpoint_every: Annotated[int, Field(ge=1, le=100_000, description="epochs")] = 5
     samples_every: Annotated[int, Field(ge=1, le=100_000, description="epochs between sample grids")] = 5
+    prompt_set_sha256: Sha256 | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -140,6 +142,7 @@ class ProfileConfig:
     adapter: str | None = None
     estimator: EstimatorConfig = Field(default_factory=EstimatorConfig)
     seed: Seed = 0
+    prompt_set_sha256: Sha256 | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -176,6 +179,7 @@ class EvaluationConfig:
     max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] | None = None
     model: str | None = None
     objective: Budgets | None = None
+    prompt_set_sha256: Sha256 | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> EvaluationConfig:

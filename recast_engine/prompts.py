@@ -118,6 +118,8 @@ def parse_prompts(content: str) -> list[Prompt]:
             problems.append((number, f"{where}: {first['msg']}"))
         except RecursionError:
             problems.append((number, "not valid JSON: nested too deeply"))
+        except ValueError:  # an integer of thousands of digits, which Python refuses to read
+            problems.append((number, "not valid JSON: a number is too long"))
     if problems:
         raise PromptSetError(problems)
     if not prompts:

@@ -13,6 +13,25 @@ from recast_engine import miniature
 from recast_engine.errors import ConfigError
 
 RewardWorld = Literal["miniature", "public"]
+Family = Literal["sd3"]
+
+LORA_LAYERS: dict[Family, tuple[str, ...]] = {
+    "sd3": (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+        "ff.net.0.proj",
+        "ff.net.2",
+        "ff_context.net.0.proj",
+        "ff_context.net.2",
+    )
+}
+"""Module-name suffixes that a request may name as LoRA targets; the default ones are the backbone's."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +39,7 @@ class ModelInfo:
     """A catalogue entry; ``source`` is a hub repository id or a local folder for ``from_pretrained``."""
 
     id: str
-    family: Literal["sd3"]
+    family: Family
     source: str
     revision: str | None
     licence: str
