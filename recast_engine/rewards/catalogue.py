@@ -18,7 +18,11 @@ Role = Literal["training", "held_out", "both"]
 
 @dataclass(frozen=True)
 class RewardInfo:
-    """A catalogue entry; ``public_source`` is the hub repository of the full-size checkpoint, if any."""
+    """A catalogue entry.
+
+    ``public_source`` is the hub repository of the full-size checkpoint, if it has one; ``public_gap`` says
+    why full-size images cannot be scored yet, whatever is installed.
+    """
 
     id: str
     objective: str
@@ -29,10 +33,13 @@ class RewardInfo:
     higher_is_better: bool = True
     public_source: str | None = None
     public_revision: str | None = None
+    public_gap: str | None = None
     modules: tuple[str, ...] = field(default=())  # packages of the `rewards` extra it needs
 
     def missing(self, world: RewardWorld) -> str | None:
         """Why it cannot score images of ``world``, with the remedy; None when it can."""
+        if world == "public" and self.public_gap is not None:
+            return self.public_gap
         absent = [name for name in self.modules if importlib.util.find_spec(name) is None]
         if absent:
             return f"needs the package {', '.join(absent)}: pip install 'recast[rewards]'"
@@ -55,14 +62,19 @@ REWARDS: dict[str, RewardInfo] = {
         RewardInfo("clipscore", "prompt_fidelity", (-1.0, 1.0), "training", "MIT",
                    public_source="openai/clip-vit-large-patch14", public_revision="main"),
         RewardInfo("hpsv2", "appearance", (-1.0, 1.0), "training", "Apache-2.0",
-                   public_source="xswu/HPSv2", public_revision="main"),
+                   public_source="xswu/HPSv2", public_revision="main",
+                   public_gap="the published checkpoint is a pickle, which is never loaded; its conversion"
+                   " to safetensors is not available yet"),
         RewardInfo("pickscore", "appearance", (-100.0, 100.0), "training", "MIT",
                    public_source="yuvalkirstain/PickScore_v1", public_revision="main"),
-        RewardInfo("geneval", "composition", (0.0, 1.0), "training", "MIT", needs_metadata=("include",)),
+        RewardInfo("geneval", "composition", (0.0, 1.0), "training", "MIT", needs_metadata=("include",),
+                   public_gap="an object detector for full-size images is not available yet"),
         RewardInfo("ocr", "text_accuracy", (0.0, 1.0), "training", "Apache-2.0", needs_metadata=("text",),
                    modules=("rapidocr", "onnxruntime")),
         RewardInfo("aesthetic", "appearance", (0.0, 10.0), "held_out", "MIT",
-                   public_source="openai/clip-vit-large-patch14", public_revision="main"),
+                   public_source="openai/clip-vit-large-patch14", public_revision="main",
+                   public_gap="the published linear head is a pickle, which is never loaded; its conversion"
+                   " to safetensors is not available yet"),
     )
 }  # fmt: skip
 

@@ -1,0 +1,110 @@
+"""CLIP embeddings of images and prompts, shared by every scorer built on ``transformers.CLIPModel``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from recast_engine.errors import WeightsUnavailable
+
+BATCH = 64
+"""Images or texts embedded at once."""
+CACHED_TEXTS = 50_000
+"""Text embeddings kept; the cache starts again beyond that."""
+
+
+class ClipEmbedder:
+    """L2-normalised CLIP embeddings, without gradients, in float32 whatever the weights' precision.
+
+    Prompts longer than the text encoder's context (77 tokens in CLIP) are truncated there.
+    """
+
+    def __init__(self, model: Any, image_processor: Any, tokenizer: Any, *, device: str = "cpu"):
+        self.model = model.eval().requires_grad_(False).to(device)
+        self._image_processor = image_processor
+        self._tokenizer = tokenizer
+        self._device = torch.device(device)
+        self._context = int(model.config.text_config.max_position_embeddings)
+        self._texts: dict[str, Tensor] = {}
+
+    @classmethod
+    def load(cls, source: str | Path, *, revision: str | None = None, device: str = "cpu") -> ClipEmbedder:
+        """Load a folder or a hub repository that is in the local cache; safetensors only, no download.
+
+        Raises:
+            WeightsUnavailable: the folder or the cached snapshot is missing or incomplete.
+        """
+        from transformers import CLIPModel, CLIPTokenizer
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+        where: dict[str, Any] = {"revision": revision, "local_files_only": True}
+        try:
+            model = CLIPModel.from_pretrained(
+                source, **where, dtype=_precision(device), use_safetensors=True, trust_remote_code=False
+            )
+            image_processor = CLIPImageProcessorPil.from_pretrained(source, **where)
+            tokenizer = CLIPTokenizer.from_pretrained(source, **where)
+        except (OSError, ValueError) as error:
+            name = source.name if isinstance(source, Path) else source
+            raise WeightsUnavailable(f"weights of {name} cannot be loaded: {type(error).__name__}") from error
+        return cls(model, image_processor, tokenizer, device=device)
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor that CLIP learned for its cosines (exp of the stored parameter)."""
+        return float(self.model.logit_scale.exp())
+
+    @torch.no_grad()
+    def images(self, images: NDArray[np.uint8]) -> Tensor:
+        """Unit embeddings (N, D) float32 on the CPU of RGB images (N, H, W, 3)."""
+        rows = []
+        for start in range(0, len(images), BATCH):
+            chunk = list(images[start : start + BATCH])
+            pixels = self._image_processor(
+                images=chunk, return_tensors="pt", input_data_format="channels_last"
+            )
+            pixel_values = pixels["pixel_values"].to(self._device, self.model.dtype)
+            rows.append(_unit(self.model.get_image_features(pixel_values=pixel_values)))
+        return torch.cat(rows)
+
+    @torch.no_grad()
+    def texts(self, texts: Sequence[str]) -> Tensor:
+        """Unit embeddings (N, D) float32 on the CPU of ``texts``; each text is encoded once and kept."""
+        if len(self._texts) > CACHED_TEXTS:
+            self._texts.clear()
+        new = [text for text in dict.fromkeys(texts) if text not in self._texts]
+        for start in range(0, len(new), BATCH):
+            chunk = new[start : start + BATCH]
+            tokens = self._tokenizer(
+                chunk, padding="max_length", max_length=self._context, truncation=True, return_tensors="pt"
+            )
+            features = self.model.get_text_features(
+                input_ids=tokens["input_ids"].to(self._device),
+                attention_mask=tokens["attention_mask"].to(self._device),
+            )
+            self._texts.update(zip(chunk, _unit(features), strict=True))
+        return torch.stack([self._texts[text] for text in texts])
+
+    def cosines(self, images: NDArray[np.uint8], texts: Sequence[str]) -> NDArray[np.float64]:
+        """Cosine (N,) of each image with its text."""
+        similarity: NDArray[np.float64] = (
+            (self.images(images).double() * self.texts(texts).double()).sum(dim=-1).numpy()
+        )
+        return similarity
+
+
+def _precision(device: str) -> torch.dtype:
+    return torch.float16 if torch.device(device).type == "cuda" else torch.float32
+
+
+def _unit(features: Any) -> Tensor:
+    """Normalised projected features; transformers 5 wraps them in an output object."""
+    projected = features if isinstance(features, Tensor) else features.pooler_output
+    return functional.normalize(projected.float(), dim=-1).cpu()

@@ -1,0 +1,156 @@
+"""GenEval's published rules for composed scenes, over any detector's boxes.
+
+Source: Ghosh et al., "GenEval: An Object-Focused Framework for Evaluating Text-to-Image Alignment"
+(arXiv 2310.11513) and its evaluation script (github.com/djghosh13/geneval). The strict verdict is theirs:
+
+* an object exists when its confidence exceeds a threshold, higher for counting prompts; at most 16 a class;
+* an ``include`` clause looks at the ``count`` most confident objects of its class, which must exist, all
+  have the clause's colour, and all stand in the clause's position to all objects of the clause it names;
+* an ``exclude`` clause fails when ``count`` or more objects of its class exist.
+
+A training reward needs a slope, so the *soft* score is the mean over all conditions of the share to which
+each is met (objects present, objects of the right colour, pairs in the right position, objects too many).
+It equals 1 exactly when the strict verdict is true.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recast_engine.prompts import Prompt
+from recast_engine.rewards.detection import Box, Detection, Detector
+
+logger = logging.getLogger(__name__)
+
+RELATIONS = ("left of", "right of", "above", "below")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Thresholds; the defaults are GenEval's for its Mask2Former detector.
+
+    Attributes:
+        threshold: confidence above which an object exists.
+        counting_threshold: the same for prompts tagged "counting", where duplicates would hurt.
+        max_objects: most confident objects kept per class.
+        slack: share of the summed box sizes that an offset must exceed before it counts as a position.
+    """
+
+    threshold: float = 0.3
+    counting_threshold: float = 0.9
+    max_objects: int = 16
+    slack: float = 0.1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``strict``: every condition met, as GenEval reports it. ``soft``: mean share met, in [0, 1]."""
+
+    strict: bool
+    soft: float
+
+
+def relative_positions(box: Box, other: Box, slack: float = 0.1) -> set[str]:
+    """Where ``box`` lies relative to ``other``: a subset of ``RELATIONS``, two of them on a diagonal.
+
+    The offset of the centres, shortened on each axis by ``slack`` times the summed box sizes, must make up
+    more than half of the centres' distance on that axis.
+    """
+    dx = (box[0] + box[2] - other[0] - other[2]) / 2
+    dy = (box[1] + box[3] - other[1] - other[3]) / 2
+    distance = math.hypot(dx, dy)
+    widths = abs(box[2] - box[0]) + abs(other[2] - other[0])
+    heights = abs(box[3] - box[1]) + abs(other[3] - other[1])
+    beyond_x = math.copysign(max(abs(dx) - slack * widths, 0.0), dx)
+    beyond_y = math.copysign(max(abs(dy) - slack * heights, 0.0), dy)
+    if max(abs(beyond_x), abs(beyond_y)) < 1e-3:
+        return set()
+    reach = {"left of": -beyond_x, "right of": beyond_x, "above": -beyond_y, "below": beyond_y}
+    return {relation for relation, value in reach.items() if value / distance > 0.5}
+
+
+def existing(detections: Sequence[Detection], tag: str | None, rules: Rules) -> dict[str, list[Detection]]:
+    """Objects that exist by ``rules``, per class, the most confident first."""
+    threshold = rules.counting_threshold if tag == "counting" else rules.threshold
+    groups: dict[str, list[Detection]] = {}
+    for detection in sorted(detections, key=lambda d: -d.confidence):
+        if detection.confidence > threshold:
+            groups.setdefault(detection.label, []).append(detection)
+    return {label: group[: rules.max_objects] for label, group in groups.items()}
+
+
+def _presence(clause: Mapping[str, Any], found: Sequence[Detection]) -> list[float]:
+    """Shares to which an include clause's count and colour conditions are met."""
+    count = clause["count"]
+    shares = [len(found) / count]
+    if "color" in clause:
+        shares.append(sum(d.color == clause["color"] for d in found) / count)
+    return shares
+
+
+def _position(
+    clause: Mapping[str, Any],
+    found: Sequence[Detection],
+    targets: Sequence[Detection],
+    target_count: int,
+    slack: float,
+) -> float:
+    """Share of the (object, target) pairs asked for that stand in the clause's position."""
+    relation = clause["position"][0]
+    right = sum(relation in relative_positions(d.box, t.box, slack) for d in found for t in targets)
+    asked: int = clause["count"] * target_count
+    return right / asked
+
+
+def judge(detections: Sequence[Detection], prompt: Prompt, rules: Rules | None = None) -> Verdict:
+    """How far ``detections`` show the scene that ``prompt.include`` and ``prompt.exclude`` describe.
+
+    Raises:
+        ValueError: the prompt has neither clause, or asks for a position outside ``RELATIONS``.
+    """
+    rules = rules or Rules()
+    groups = existing(detections, prompt.tag, rules)
+    matches = [groups.get(clause["class"], [])[: clause["count"]] for clause in prompt.include]
+    shares: list[float] = []
+    for clause, found in zip(prompt.include, matches, strict=True):
+        shares += _presence(clause, found)
+        if "position" in clause:
+            relation, target = clause["position"]
+            if relation not in RELATIONS:
+                raise ValueError(f"unknown position {relation!r}; known: {', '.join(RELATIONS)}")
+            asked = prompt.include[target]["count"]
+            shares.append(_position(clause, found, matches[target], asked, rules.slack))
+    for clause in prompt.exclude:
+        excess = len(groups.get(clause["class"], [])) - (clause["count"] - 1)
+        shares.append(1.0 if excess <= 0 else max(0.0, 1.0 - excess / clause["count"]))
+    if not shares:
+        raise ValueError("the prompt has no include or exclude clause")
+    return Verdict(all(share == 1.0 for share in shares), fmean(shares))
+
+
+class GenEval:
+    """The soft GenEval score as a reward."""
+
+    id = "geneval"
+
+    def __init__(self, detector: Detector, rules: Rules | None = None):
+        self._detector = detector
+        self._rules = rules or Rules()
+
+    def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
+        """Soft scores (N,) in [0, 1]; NaN, logged, where detector or metadata failed on an image."""
+        scores = np.full(len(images), np.nan)
+        for index, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
+            try:
+                scores[index] = judge(self._detector(image), prompt, self._rules).soft
+            except Exception as error:
+                logger.warning("geneval failed on an image: %s", type(error).__name__, exc_info=True)
+        return scores
