@@ -74,7 +74,9 @@ def _gains(gains: ArrayLike) -> Array:
 def _budgets(budgets: ArrayLike, rewards: int) -> Array:
     array = _numbers("budgets", budgets)
     if array.shape != (rewards,):
-        raise InvalidArgument(f"budgets must have shape ({rewards},) like the rows of gains, got {array.shape}")
+        raise InvalidArgument(
+            f"budgets must have shape ({rewards},) like the rows of gains, got {array.shape}"
+        )
     largest = array.max()
     if largest == 0:
         raise InvalidArgument("budgets: at least one must be positive")
@@ -97,7 +99,9 @@ def _numbers(name: str, values: ArrayLike) -> Array:
 
 def _check_options(method: str, temperature: float, tolerance: float) -> None:
     if method not in get_args(AllocationMethod):
-        raise InvalidArgument(f"method must be one of {', '.join(get_args(AllocationMethod))}, got {method!r}")
+        raise InvalidArgument(
+            f"method must be one of {', '.join(get_args(AllocationMethod))}, got {method!r}"
+        )
     if not (math.isfinite(temperature) and temperature > 0):
         raise InvalidArgument(f"temperature must be positive and finite, got {temperature}")
     if not (math.isfinite(tolerance) and tolerance > 0):

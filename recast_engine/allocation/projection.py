@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 ANNEAL_SPREAD = 32.0  # exponents spread at most this far are solved without annealing
 ANNEAL_FACTOR = 2.0
-ANNEAL_TOLERANCE = 0.05  # of each row sum, on the way to the full exponents
+ANNEAL_TOLERANCE = 1e-6  # of each row sum, on the way to the full exponents
 NEWTON_STEPS = 200  # a level
 ALTERNATING_STEPS = 100_000
 
@@ -59,20 +59,19 @@ def newton(exponents: Array, row_sums: Array, tolerance: float) -> Projection:
     """
     spread = float(np.ptp(exponents))
     stages = max(0, int(np.ceil(np.log(max(spread, 1.0) / ANNEAL_SPREAD) / np.log(ANNEAL_FACTOR))))
-    before = potentials = np.log(row_sums)
+    scale_before, before = 0.0, np.log(row_sums)
+    potentials = before
     iterations = 0
     for stage in range(stages, -1, -1):
-        last = stage == 0
-        log_matrix = normalise_columns(exponents * ANNEAL_FACTOR**-stage + potentials[:, None])
-        limit = tolerance if last else ANNEAL_TOLERANCE
+        scale = ANNEAL_FACTOR**-stage
+        log_matrix = normalise_columns(exponents * scale + potentials[:, None])
+        limit = tolerance if stage == 0 else ANNEAL_TOLERANCE
         shift, log_matrix, steps, converged = _newton_level(log_matrix, row_sums, limit)
         iterations += steps
         found = potentials + shift
-        if stage < stages:
-            potentials = found + ANNEAL_FACTOR * (found - before)
-        else:
-            potentials = found
-        before = found
+        slope = (found - before) / (scale - scale_before)
+        potentials = found + slope * scale * (ANNEAL_FACTOR - 1.0)
+        scale_before, before = scale, found
     return Projection(log_matrix, iterations, converged)
 
 
@@ -80,18 +79,20 @@ def _newton_level(log_matrix: Array, row_sums: Array, tolerance: float) -> tuple
     """Newton from a column-normalised start; returns the sum of its steps, log W, their number, success.
 
     log W itself is updated, not recomputed from the potentials, which keeps full relative accuracy where
-    potentials are large.
+    potentials are large. At least one step is taken: a stage that accepted its start would leave to a later
+    stage, where rows may be decoupled to machine precision, what only this one can mend.
     """
     total = np.zeros_like(row_sums)
     limit = tolerance * np.minimum(row_sums, 1.0)
     for step in range(NEWTON_STEPS):
         matrix = np.exp(log_matrix)
         sums = matrix.sum(axis=1)
-        if np.all(np.abs(sums - row_sums) <= limit):
+        close = bool(np.all(np.abs(sums - row_sums) <= limit))
+        if close and step > 0:
             return total, log_matrix, step, True
         move = _newton_step(matrix, row_sums - sums)
         if move is None:
-            return total, log_matrix, step, False
+            return total, log_matrix, step, close
         total = total + move
         log_matrix = normalise_columns(log_matrix + move[:, None])
     return total, log_matrix, NEWTON_STEPS, False

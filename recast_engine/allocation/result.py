@@ -48,7 +48,7 @@ class Allocation:
     @property
     def steps(self) -> int:
         """T."""
-        return self.matrix.shape[1]
+        return int(self.matrix.shape[1])
 
     def diagnostics(self) -> dict[str, Any]:
         """What is stored beside the matrix, as plain JSON data: an infinite ratio becomes None."""
