@@ -1,0 +1,47 @@
+"""``recast download``: an adapter, an allocation's CSV or an evaluation's report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recast.cli.app import Home, Json, Url, app, emit, out
+from recast.client import Client
+from recast.errors import RecastError
+
+
+@app.command()
+def download(
+    what: Annotated[str, typer.Argument(metavar="ID", help="An adapter, allocation or evaluation.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Download an adapter (safetensors), an allocation (CSV) or an evaluation (HTML report)."""
+    path, name = _source(what)
+    target = output or Path(name)
+    with Client(url, home=home) as client:
+        try:
+            client.download(path, target)
+        except OSError as error:
+            raise RecastError(f"cannot write {target}: {error.strerror}; give another file with --output") from None
+    if as_json:
+        emit({"id": what, "path": str(target.resolve()), "bytes": target.stat().st_size})
+    else:
+        out.print(f"{target} ({target.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
+
+
+def _source(what: str) -> tuple[str, str]:
+    """API path and file name of the id ``what``. Raises typer.BadParameter for an id without a file."""
+    sources = {
+        "adapt": (f"/v1/adapters/{what}/download", "pytorch_lora_weights.safetensors"),
+        "alloc": (f"/v1/allocations/{what}.csv", f"{what}.csv"),
+        "eval": (f"/v1/evaluations/{what}/report", f"{what}.html"),
+    }
+    try:
+        return sources[what.partition("_")[0]]
+    except KeyError:
+        raise typer.BadParameter(f"{what!r} is no id of an adapter (adapt_), allocation (alloc_) or evaluation (eval_)") from None

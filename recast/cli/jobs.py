@@ -1,0 +1,125 @@
+"""``recast jobs``: list, show, follow, cancel, resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from recast.cli.app import Home, Json, Url, app, emit, err, out
+from recast.cli.follow import follow as follow_job
+from recast.client import Client
+
+jobs = typer.Typer(help="Profiles, trainings and evaluations: list, show, follow, cancel, resume.", no_args_is_help=True)
+app.add_typer(jobs, name="jobs")
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a profile, training or evaluation.")]
+Kind = Annotated[str | None, typer.Option("--kind", help="profile, training or evaluation.")]
+Status = Annotated[str | None, typer.Option("--status", help="queued, running, succeeded, failed, ...")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100)]
+
+
+@jobs.command("list")
+def list_(
+    kind: Kind = None,
+    status: Status = None,
+    limit: Limit = 20,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with Client(url, home=home) as client:
+        found = client.jobs(kind=kind, status=status, limit=limit)
+    if as_json:
+        emit(found)
+        return
+    table = Table("id", "kind", "status", "phase", "done", "created", box=None)
+    for job in found:
+        progress = job["progress"]
+        done = f"{progress['done']}/{progress['total']}"
+        table.add_row(job["id"], job["kind"], job["status"], progress["phase"], done, job["created_at"][:19])
+    out.print(table if found else "No jobs.")
+
+
+@jobs.command()
+def show(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Show a job and what it found."""
+    with Client(url, home=home) as client:
+        job = client.job(job_id)
+        full = client.result(job)
+    if as_json:
+        emit(full)
+        return
+    for name in ("id", "kind", "status", "attempt", "created_at", "started_at", "finished_at"):
+        out.print(f"{name:<12} {job[name]}", markup=False)
+    for name in ("progress", "cost", "error", "result", "warnings"):
+        if job.get(name):
+            out.print(f"{name:<12} {_plain(job[name])}", markup=False)
+
+
+@jobs.command()
+def follow(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Follow a job to its end; with --json, one event per line. Exit code 1 when it did not succeed."""
+    with Client(url, home=home) as client:
+        if not as_json:
+            finish(follow_job(client, job_id, err), False)
+            return
+        for event in client.events(job_id):
+            sys.stdout.write(json.dumps({"seq": event.seq, "type": event.type, "data": event.data}) + "\n")
+            sys.stdout.flush()
+        client.succeeded(job_id)
+
+
+@jobs.command()
+def cancel(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Ask a job to stop; a training writes a checkpoint first."""
+    with Client(url, home=home) as client:
+        job = client.cancel(job_id)
+    started(job, as_json)
+
+
+@jobs.command()
+def resume(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Let a failed or cancelled training go on from its last checkpoint."""
+    with Client(url, home=home) as client:
+        job = client.resume(job_id)
+    started(job, as_json)
+
+
+def start(client: Client, job: dict[str, Any], wait: bool, as_json: bool) -> dict[str, Any] | None:
+    """What every command does with the job it made: follow it to its end, or say that it started.
+
+    Returns:
+        The job once it has succeeded; None when nobody waited.
+    """
+    if not wait:
+        started(job, as_json)
+        return None
+    if as_json:
+        return client.wait(job["id"])
+    err.print(f"{job['kind']} {job['id']}", markup=False)
+    return follow_job(client, job["id"], err)
+
+
+def started(job: dict[str, Any], as_json: bool) -> None:
+    """Say how a job stands."""
+    if as_json:
+        emit(job)
+    else:
+        out.print(f"{job['kind']} {job['id']}: {job['status']}; `recast jobs follow {job['id']}`", soft_wrap=True)
+
+
+def finish(job: dict[str, Any], as_json: bool) -> None:
+    """Say how a job ended."""
+    if as_json:
+        emit(job)
+    else:
+        out.print(f"{job['kind']} {job['id']} {job['status']} in {job['cost']['device_seconds']:.0f} device seconds")
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

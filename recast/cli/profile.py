@@ -1,0 +1,63 @@
+"""``recast profile``: measure when, along the trajectory, each reward can be told apart."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from recast.cli.app import Home, Json, Rewards, Seed, Url, Wait, app, emit, given, out
+from recast.cli.jobs import start
+from recast.client import Client
+
+
+@app.command()
+def profile(
+    reward: Rewards,
+    model: Annotated[str, typer.Option("--model")] = "miniature",
+    prompt_set: Annotated[str, typer.Option("--prompt-set")] = "pset_miniature_train",
+    adapter: Annotated[str | None, typer.Option("--adapter", help="Profile the model with this adapter.")] = None,
+    levels: Annotated[int | None, typer.Option("--levels", help="Noise levels.")] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts used.")] = None,
+    images: Annotated[int | None, typer.Option("--images", help="Images per prompt.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps of each sampling.")] = None,
+    alpha: Annotated[float | None, typer.Option("--alpha", help="Order of the Rényi divergence.")] = None,
+    seed: Seed = 0,
+    wait: Wait = True,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a Rényi profile of a model."""
+    estimator = given(
+        {"levels": levels, "prompts": prompts, "images_per_prompt": images, "sampling_steps": steps, "alpha": alpha}
+    )
+    body = given(
+        {
+            "model": model,
+            "rewards": reward,
+            "prompt_set": prompt_set,
+            "adapter": adapter,
+            "estimator": estimator,
+            "seed": seed,
+        }
+    )
+    with Client(url, home=home) as client:
+        job = start(client, client.create_profile(body), wait, as_json)
+        if job is None:
+            return
+        full = client.result(job)
+    if as_json:
+        emit(full)
+    else:
+        out.print(curves(full))
+        out.print(f"profile {full['id']}; next: recast allocate --profile {full['id']} --steps 10 -b ...", soft_wrap=True)
+
+
+def curves(profile: dict[str, Any]) -> Table:
+    """A profile's divergence curves, clean images first."""
+    table = Table("reward", *[f"σ {level:.2f}" for level in profile["levels"]], box=None)
+    for reward, curve in profile["curves"].items():
+        table.add_row(reward, *[f"{value:.3f}" for value in curve["divergence"]])
+    return table

@@ -1,0 +1,50 @@
+"""``recast prompts``: list and upload prompt sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from recast.cli.app import Home, Json, Url, app, emit, out
+from recast.client import Client
+
+prompts = typer.Typer(help="Prompt sets: list and upload.", no_args_is_help=True)
+app.add_typer(prompts, name="prompts")
+
+
+@prompts.command("list")
+def list_(url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """List prompt sets, built-in and uploaded."""
+    with Client(url, home=home) as client:
+        found = client.prompt_sets()
+    if as_json:
+        emit(found)
+        return
+    table = Table("id", "name", "prompts", "built in", box=None)
+    for item in found:
+        table.add_row(item["id"], item["name"], str(item["count"]), "yes" if item["builtin"] else "")
+    out.print(table)
+
+
+@prompts.command()
+def upload(
+    file: Annotated[Path, typer.Argument(help="One prompt per line, plain text or JSONL.")],
+    name: Annotated[str | None, typer.Option("--name", help="Default: the file's name.")] = None,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Upload a prompt set."""
+    try:
+        content = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from None
+    with Client(url, home=home) as client:
+        created = client.create_prompt_set(name or file.stem, content)
+    if as_json:
+        emit(created)
+    else:
+        out.print(f"prompt set {created['id']}: {created['count']} prompts", markup=False)

@@ -1,0 +1,244 @@
+"""The embedded service: broker, API and worker of one home folder, started, watched and stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import httpx
+from sqlalchemy.exc import SQLAlchemyError
+
+import migrations
+from recast import embedded
+from recast.errors import CannotStart
+from recast.home import Home, ServiceRecord, write_private
+from recast.supervisor import Child, Supervisor
+from store.database import make_engine, session_factory
+from store.queue import reachable
+from store.repositories import keys, workspaces
+from store.settings import Settings
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8321
+START_SECONDS = 60.0
+STOP_SECONDS = 45.0
+WORKSPACE = "default"
+
+
+def serve(home: Home, port: int, say: Callable[[str], None]) -> None:
+    """Run the service of ``home`` until SIGTERM, SIGINT or SIGHUP; nothing of it is left when this returns.
+
+    Args:
+        port: TCP port of the API on the loopback interface; 0: any free one.
+        say: told, line by line, what a person wants to know.
+
+    Raises:
+        CannotStart: with the reason and the remedy.
+    """
+    home.create()
+    stop = threading.Event()
+    with exclusive(home), _signals(stop):
+        supervisor = Supervisor(home.logs, say)
+        try:
+            record = _start(home, port, supervisor)
+            home.write_record(record)
+            _announce(home, record, say)
+            supervisor.run(stop)
+            say("Stopping.")
+        finally:
+            home.record.unlink(missing_ok=True)
+            supervisor.stop()
+
+
+def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
+    listener = listen(port)
+    settings = Settings.from_env({**os.environ, "RECAST_HOME": str(home.root)})
+    if not os.environ.get("RECAST_BROKER_URL"):
+        path = embedded.broker_socket(home)
+        settings = replace(settings, broker_url=embedded.broker_url(path))
+        supervisor.start(embedded.broker(home, path), lambda: reachable(settings.broker_url), START_SECONDS)
+    prepare(home, settings)
+    url = f"http://{HOST}:{listener.getsockname()[1]}"
+    environment = settings.to_env()
+    api = Child(
+        "api", [sys.executable, "-m", "recast.api_process", str(listener.fileno())], environment,
+        pass_fds=(listener.fileno(),),
+    )  # fmt: skip
+    worker = Child("worker", [sys.executable, "-m", "workers.main"], environment)
+    supervisor.start(api, lambda: answers(url, "/healthz"), START_SECONDS)
+    supervisor.start(worker, lambda: answers(url, "/readyz"), START_SECONDS)
+    return ServiceRecord(url=url, pid=os.getpid(), broker_url=settings.broker_url)
+
+
+def prepare(home: Home, settings: Settings) -> None:
+    """Bring the database up to date and make sure of the workspace and the local admin key.
+
+    Raises:
+        CannotStart: the database cannot be used.
+    """
+    try:
+        migrations.upgrade(settings.database_url)
+        engine = make_engine(settings.database_url)
+        with session_factory(engine)() as session, session.begin():
+            workspace = workspaces.by_name(session, WORKSPACE) or workspaces.create(session, WORKSPACE)
+            known = home.read_key()
+            if known is None or keys.by_secret(session, known) is None:
+                secret = f"rk_{secrets.token_urlsafe(32)}"
+                keys.create(
+                    session, workspace_id=workspace.id, name="local admin", role="admin", secret=secret
+                )
+                write_private(home.key, secret + "\n")
+        engine.dispose()
+    except SQLAlchemyError as error:
+        reason = str(error).splitlines()[0]
+        raise CannotStart(f"the database cannot be used ({reason}); see RECAST_DATABASE_URL") from None
+
+
+def listen(port: int) -> socket.socket:
+    """A listening loopback socket. Raises CannotStart when the port is taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+    except OSError as error:
+        listener.close()
+        raise CannotStart(
+            f"port {port} cannot be used ({error.strerror}): give another with --port, or --port 0 for a free one"
+        ) from None
+    listener.listen(128)
+    return listener
+
+
+@contextmanager
+def exclusive(home: Home) -> Iterator[None]:
+    """Hold the home's lock; the kernel lets go of it however this process ends.
+
+    Raises:
+        CannotStart: another service holds it.
+    """
+    with home.lock.open("a+", encoding="utf-8") as lock:
+        if not _lock(lock):
+            lock.seek(0)
+            raise CannotStart(
+                f"a service already runs on {home.root} (process {lock.read().strip()}): "
+                "use it, stop it with `recast down`, or give another --home"
+            )
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def owner(home: Home) -> int | None:
+    """Process id of the service that runs on ``home``, or None."""
+    if not home.lock.is_file():
+        return None
+    with home.lock.open("r", encoding="utf-8") as lock:
+        return None if _lock(lock) else int(lock.read().strip() or 0) or None
+
+
+def running(home: Home) -> ServiceRecord | None:
+    """The service that runs on ``home`` and is ready, or None."""
+    record = home.read_record()
+    return record if record is not None and owner(home) == record.pid else None
+
+
+def answers(url: str, path: str) -> bool:
+    """Whether the API says that all is well."""
+    try:
+        return httpx.get(url + path, timeout=5.0, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def start_in_background(home: Home, port: int, *, bound: bool) -> ServiceRecord:
+    """Start the service as a process of its own and wait until it is ready.
+
+    Args:
+        bound: it ends when this process ends.
+
+    Raises:
+        CannotStart: what it said before it ended.
+    """
+    home.create()
+    command = [sys.executable, "-m", "recast", "up", "--home", str(home.root), "--port", str(port)]
+    if bound:
+        command = [sys.executable, "-m", "recast.child", str(os.getpid()), *command]
+    log_path = home.logs / "service.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + 4 * START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if (record := running(home)) is not None:
+            return record
+        time.sleep(0.1)
+    process.terminate()
+    said = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    raise CannotStart(said[-1].removeprefix("Error: ") if said else "the service did not start")
+
+
+def stop_running(home: Home) -> bool:
+    """Stop the service of ``home`` and wait until it is gone; False when none ran.
+
+    Raises:
+        CannotStart: it did not end in time.
+    """
+    pid = owner(home)
+    if pid is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while owner(home) == pid:
+        if time.monotonic() > deadline:
+            raise CannotStart(f"process {pid} did not end within {STOP_SECONDS:.0f} s (logs: {home.logs})")
+        time.sleep(0.1)
+    return True
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """Turn the signals that mean "end" into ``stop``."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _announce(home: Home, record: ServiceRecord, say: Callable[[str], None]) -> None:
+    rows: list[tuple[str, str | Path]] = [
+        ("API", f"{record.url}/v1 (reference: {record.url}/docs)"),
+        ("Admin key", home.key),
+        ("Data", home.root),
+        ("Logs", home.logs),
+    ]
+    say("ReCAST is running.")
+    for name, where in rows:
+        say(f"  {name:<10} {where}")
+    say("Ctrl-C stops it.")
