@@ -49,6 +49,12 @@ def publish(broker_url: str, kind: str, job_id: str) -> bool:
     return True
 
 
+def depth(broker_url: str, kind: str) -> int:
+    """Messages waiting in a kind's queue. Raises KombuError, RedisError or OSError without a broker."""
+    with publisher(broker_url).connection_for_write() as connection:
+        return int(connection.default_channel.queue_declare(QUEUES[kind], durable=True).message_count)
+
+
 def reachable(broker_url: str) -> bool:
     """Whether the broker answers."""
     try:

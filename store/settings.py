@@ -40,8 +40,8 @@ class Settings:
     database_url: str = ""
     broker_url: str = "redis://127.0.0.1:6379/0"
     artifacts_url: str = ""
-    lease_seconds: float = 60.0
-    heartbeat_seconds: float = 10.0
+    lease_seconds: float = 30.0
+    heartbeat_seconds: float = 2.0
     sweep_seconds: float = 10.0
     republish_seconds: float = 30.0
     visibility_seconds: float = 3600.0
@@ -64,6 +64,11 @@ class Settings:
             object.__setattr__(self, "artifacts_url", str(self.home / "artifacts"))
         if not 0 < self.heartbeat_seconds < self.lease_seconds:
             raise ValueError("RECAST_HEARTBEAT_SECONDS must be positive and less than RECAST_LEASE_SECONDS")
+
+    @property
+    def worker_stale_seconds(self) -> float:
+        """A worker not seen for longer than this counts as dead."""
+        return 3 * self.sweep_seconds + 5.0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:

@@ -1,0 +1,112 @@
+"""A job row becomes a work folder with everything the engine reads: the request and its local files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from store.database import transact
+from store.models import Artifact, Job
+from store.repositories import adapters, allocations, artifacts, jobs, profiles, prompt_sets, trainings
+from store.repositories.attempts import Claim
+from workers.runtime import Runtime
+
+
+def workdir_of(runtime: Runtime, claim: Claim) -> Path:
+    """The folder of one attempt; its parent holds all attempts of the job."""
+    return runtime.settings.home / "work" / claim.job_id / str(claim.attempt)
+
+
+def prepare(runtime: Runtime, claim: Claim) -> Path:
+    """Make the work folder of an attempt and fill it.
+
+    Raises:
+        NotFound: something that the config names is gone.
+        ArtifactMissing: the bytes of an adapter or checkpoint are gone.
+        StorageError: they cannot be read.
+        OSError: the folder cannot be written.
+    """
+    workdir = workdir_of(runtime, claim)
+    shutil.rmtree(workdir, ignore_errors=True)
+    workdir.mkdir(parents=True)
+    request, files = transact(runtime.sessions, lambda session: _request(session, claim, workdir))
+    for artifact, target in files:
+        _fetch(runtime, artifact, target)
+    (workdir / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    return workdir
+
+
+def _request(
+    session: Session, claim: Claim, workdir: Path
+) -> tuple[dict[str, Any], list[tuple[Artifact, Path]]]:
+    """``recast_engine.run.Request`` as JSON data, and the artifacts to put beside it."""
+    job = jobs.get(session, claim.job_id)
+    config, workspace = job.config, job.workspace_id
+    prompts = workdir / "prompts.jsonl"
+    prompts.write_text(prompt_sets.get(session, config["prompt_set"], workspace).content, encoding="utf-8")
+    adapter_rows = [adapters.get(session, name, workspace) for name in _adapter_ids(config)]
+    files = [(adapters.artifact(session, row), _adapter_path(workdir, row.id)) for row in adapter_rows]
+    request: dict[str, Any] = {
+        "kind": job.kind,
+        "config": config,
+        "prompts": str(prompts),
+        "adapters": {row.id: str(_adapter_path(workdir, row.id)) for row in adapter_rows},
+        "allocations": {
+            name: allocations.to_dict(allocations.get(session, name, workspace))
+            for name in _allocation_ids(config)
+        },
+        "profiles": {name: profiles.get(session, name, workspace).extra for name in _profile_ids(config)},
+        "resume_from": None,
+    }
+    if checkpoint := _checkpoint(session, job):
+        request["resume_from"] = str(workdir / "checkpoint")
+        files.append((checkpoint, workdir / "checkpoint"))
+    return request, files
+
+
+def _checkpoint(session: Session, job: Job) -> Artifact | None:
+    """What a training goes on from: its own newest checkpoint, else the one it was created to resume."""
+    if job.kind != "training":
+        return None
+    own = trainings.newest_checkpoint(session, job.id)
+    if own is None and job.resume_from is not None:
+        return artifacts.get(session, job.resume_from, job.workspace_id)
+    return own
+
+
+def _fetch(runtime: Runtime, artifact: Artifact, target: Path) -> None:
+    """Copy an artifact: a file to ``target``, a folder's files (or a lone checkpoint file) into it."""
+    if "files" in artifact.meta:
+        for name in artifact.meta["files"]:
+            runtime.artifacts.fetch(f"{artifact.key}/{name}", target / name)
+    elif artifact.kind == "checkpoint":
+        runtime.artifacts.fetch(artifact.key, target / Path(artifact.name).name)
+    else:
+        runtime.artifacts.fetch(artifact.key, target)
+
+
+def _adapter_path(workdir: Path, adapter_id: str) -> Path:
+    return workdir / "adapters" / f"{adapter_id}.safetensors"
+
+
+def _adapter_ids(config: Mapping[str, Any]) -> list[str]:
+    named = [config.get("adapter"), *(subject.get("adapter") for subject in config.get("subjects", ()))]
+    return list(dict.fromkeys(name for name in named if name is not None))
+
+
+def _stage_allocations(config: Mapping[str, Any]) -> Iterator[Any]:
+    return (stage["allocation"] for stage in config.get("stages", ()))
+
+
+def _allocation_ids(config: Mapping[str, Any]) -> set[str]:
+    return {asked for asked in _stage_allocations(config) if isinstance(asked, str)}
+
+
+def _profile_ids(config: Mapping[str, Any]) -> set[str]:
+    measured = (asked for asked in _stage_allocations(config) if isinstance(asked, Mapping))
+    return {asked["profile"] for asked in measured if asked.get("profile") is not None}

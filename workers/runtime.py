@@ -1,0 +1,57 @@
+"""What every part of a worker process shares."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session, sessionmaker
+
+from store import queue
+from store.artifacts import ArtifactStore
+from store.database import make_engine, session_factory
+from store.ids import new_id
+from store.settings import Settings
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A worker's settings and connections; ``stopping`` is set when the process should leave."""
+
+    settings: Settings
+    sessions: sessionmaker[Session]
+    artifacts: ArtifactStore
+    worker: str
+    concurrency: int = 1
+    kinds: tuple[str, ...] = tuple(queue.QUEUES)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def create(
+        cls, settings: Settings, *, concurrency: int = 1, kinds: tuple[str, ...] = tuple(queue.QUEUES)
+    ) -> Runtime:
+        """A runtime with its own database engine and a worker name that no other process has."""
+        return cls(
+            settings=settings,
+            sessions=session_factory(make_engine(settings.database_url)),
+            artifacts=ArtifactStore(settings.artifacts_url),
+            worker=f"{socket.gethostname()}-{os.getpid()}-{new_id('w')[-6:]}",
+            concurrency=concurrency,
+            kinds=kinds,
+        )
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Names of the queues this worker serves."""
+        return tuple(queue.QUEUES[kind] for kind in self.kinds)
+
+    @property
+    def engine_threads(self) -> int:
+        """CPU threads that one engine process gets."""
+        return self.settings.engine_threads or max(1, len(os.sched_getaffinity(0)) // self.concurrency)
+
+    def publish(self, kind: str, job_id: str) -> bool:
+        """Tell all workers about a job."""
+        return queue.publish(self.settings.broker_url, kind, job_id)

@@ -1,0 +1,183 @@
+"""One attempt of a job from claim to end: prepare, launch, listen, stop, conclude."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from store.database import transact
+from store.errors import ArtifactMissing, NotFound, StaleAttempt, StorageError
+from store.models import Job
+from store.repositories import attempts
+from store.repositories.attempts import Claim
+from workers.lease import Lease
+from workers.preparation import prepare, workdir_of
+from workers.process import EngineProcess
+from workers.reporter import Reporter
+from workers.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended; ``data`` is the result or the error."""
+
+    kind: Literal["result", "error", "stopped", "died", "lost"]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Supervisor:
+    """Sees one claimed attempt through."""
+
+    def __init__(self, runtime: Runtime, claim: Claim):
+        self._runtime, self._claim = runtime, claim
+        self._settings = runtime.settings
+        self._reporter = Reporter(runtime, claim)
+
+    def run(self) -> None:
+        """Run the attempt; every end but a lost lease is written to the job."""
+        with Lease(self._runtime, self._claim) as lease:
+            try:
+                outcome = self._attempt(lease)
+                if outcome.kind != "lost":
+                    self._conclude(outcome, lease)
+            except StaleAttempt as error:
+                log.warning("%s: its engine was stopped and nothing more is written", error)
+
+    def _attempt(self, lease: Lease) -> Outcome:
+        try:
+            workdir = prepare(self._runtime, self._claim)
+            with EngineProcess(workdir, self._settings.engine_runner, self._runtime.engine_threads) as engine:
+                return self._listen(engine, lease)
+        except StaleAttempt:
+            raise
+        except NotFound as error:
+            return Outcome("error", {"type": "invalid-config", "detail": f"{error} (any more)"})
+        except ArtifactMissing as error:
+            log.error("%s: %s", self._claim.job_id, error)
+            detail = "a file that the job needs is no longer in the artifact store"
+            return Outcome("error", {"type": "artifact-missing", "detail": detail})
+        except StorageError as error:
+            return self._storage_error(str(error))
+        except OSError as error:
+            return self._storage_error(error.strerror or type(error).__name__)
+        except Exception:
+            log.exception("attempt %d of %s broke", self._claim.attempt, self._claim.job_id)
+            detail = "the worker failed unexpectedly; its log has the details"
+            return Outcome("error", {"type": "internal", "detail": detail})
+
+    def _storage_error(self, reason: str) -> Outcome:
+        log.error("%s: storage failed: %s", self._claim.job_id, reason)
+        detail = f"a file of the job could not be stored or read: {reason}"
+        return Outcome("error", {"type": "storage-error", "detail": detail})
+
+    def _listen(self, engine: EngineProcess, lease: Lease) -> Outcome:
+        """Store events until the engine ends or the lease is lost; stop it when asked to."""
+        stopping = _Stopping(engine, self._settings.stop_grace_seconds, self._settings.kill_grace_seconds)
+        while not lease.lost.is_set():
+            if lease.stop_requested.is_set() or self._runtime.stopping.is_set():
+                stopping.advance()
+            event = engine.next_event(TICK_SECONDS)
+            if event is None:
+                self._reporter.tick()
+                if engine.ended():
+                    return _death(engine.exit_code())
+            elif event["type"] in ("result", "error", "stopped"):
+                self._reporter.flush()
+                engine.exit_code()
+                return Outcome(event["type"], event.get(event["type"], {}))
+            else:
+                self._reporter.handle(event)
+                if event["type"] == "file":
+                    engine.tell(f"taken {event['n']}")
+        return Outcome("lost")
+
+    def _conclude(self, outcome: Outcome, lease: Lease) -> None:
+        """Write how the attempt ended, and tell the queue when the job waits again."""
+        if outcome.kind in ("error", "died"):
+            self._keep_log()
+        job = transact(
+            self._runtime.sessions,
+            lambda session: self._end(session, outcome),
+            patience=self._settings.lease_seconds,
+        )
+        log.info("%s: attempt %d ended, job is %s", job.id, self._claim.attempt, job.status)
+        if job.status == "queued":
+            self._runtime.publish(job.kind, job.id)
+        if job.status != "failed":
+            shutil.rmtree(workdir_of(self._runtime, self._claim).parent, ignore_errors=True)
+
+    def _end(self, session: Session, outcome: Outcome) -> Job:
+        claim = self._claim
+        if outcome.kind == "result":
+            return attempts.finish(session, claim, "succeeded", result=outcome.data)
+        if attempts.hold(session, claim).status == "cancelling":
+            return attempts.finish(session, claim, "cancelled")
+        if outcome.kind == "error":
+            return attempts.finish(session, claim, "failed", error=outcome.data)
+        if self._runtime.stopping.is_set():
+            return attempts.release(session, claim)
+        error = outcome.data or {"type": "engine-stopped", "detail": "the engine was stopped from outside"}
+        return attempts.crash(session, claim, error, self._settings.engine_attempts)
+
+    def _keep_log(self) -> None:
+        """Store the end of the engine's log; a job that failed does so with or without it."""
+        path = workdir_of(self._runtime, self._claim) / "engine.log"
+        tail = _tail(path, self._settings.max_log_bytes)
+        if not tail:
+            return
+        try:
+            self._reporter.store_log(tail)
+        except StorageError as error:
+            log.warning("log of %s not stored: %s", self._claim.job_id, error)
+
+
+class _Stopping:
+    """Stop flag, then SIGTERM, then SIGKILL, each after its grace."""
+
+    def __init__(self, engine: EngineProcess, stop_grace: float, kill_grace: float):
+        self._engine = engine
+        self._steps = [
+            (0.0, lambda: engine.tell("stop")),
+            (stop_grace, lambda: engine.signal(signal.SIGTERM)),
+            (stop_grace + kill_grace, lambda: engine.signal(signal.SIGKILL)),
+        ]
+        self._began: float | None = None
+
+    def advance(self) -> None:
+        """Take the next step when its time has come."""
+        if self._began is None:
+            self._began = time.monotonic()
+        while self._steps and time.monotonic() - self._began >= self._steps[0][0]:
+            self._steps.pop(0)[1]()
+
+
+def _death(code: int | None) -> Outcome:
+    """The engine ended without a word; ``code`` is its exit code, negative for a signal."""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = " (often because memory ran out)" if name == "SIGKILL" else ""
+        detail = f"the engine process was killed by {name}{hint}"
+    else:
+        detail = f"the engine process ended without a result (exit code {code})"
+    return Outcome("died", {"type": "engine-died", "detail": detail})
+
+
+def _tail(path: Path, limit: int) -> bytes:
+    """The last ``limit`` bytes of a file; nothing when there is none."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - limit))
+        return file.read()

@@ -1,0 +1,105 @@
+"""What keeps jobs moving when messages or workers are lost; every worker runs one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+from functools import partial
+
+from kombu.exceptions import KombuError
+from redis.exceptions import RedisError
+from sqlalchemy.orm import Session
+
+from store import queue
+from store.database import transact
+from store.models import Job
+from store.repositories import attempts, jobs, workers
+from store.types import utcnow
+from workers.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+FORGET_SECONDS = 24 * 3600.0
+
+
+class Sweeper:
+    """A thread that sweeps every ``sweep_seconds`` and tells that its worker is alive."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="sweeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the worker counts as alive from here on."""
+        self.beat()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and record that the worker has left."""
+        self._closed.set()
+        self._thread.join()
+        transact(self._runtime.sessions, lambda session: workers.leave(session, self._runtime.worker))
+
+    def _loop(self) -> None:
+        while not self._closed.wait(self._runtime.settings.sweep_seconds):
+            try:
+                self.beat()
+                self.sweep()
+            except Exception:
+                log.exception("sweep failed; the next one comes in time")
+
+    def beat(self) -> None:
+        """Record that the worker is alive, and drop those long dead."""
+        runtime = self._runtime
+        forget = utcnow() - timedelta(seconds=FORGET_SECONDS)
+        transact(runtime.sessions, lambda session: workers.beat(session, runtime.worker, runtime.queues))
+        transact(runtime.sessions, lambda session: workers.forget(session, forget))
+
+    def sweep(self) -> None:
+        """Take jobs from dead workers, then publish queued jobs that no message serves."""
+        for job_id in self._expired():
+            self._reap(job_id)
+        for kind in queue.QUEUES:
+            self._republish(kind)
+
+    def _expired(self) -> list[str]:
+        return transact(
+            self._runtime.sessions, lambda session: [job.id for job in jobs.expired(session, utcnow())]
+        )
+
+    def _reap(self, job_id: str) -> None:
+        limit = self._runtime.settings.worker_attempts
+        job = transact(
+            self._runtime.sessions, lambda session: attempts.reap(session, job_id, utcnow(), limit)
+        )
+        if job is not None:
+            log.warning("the worker of %s is dead: job is now %s", job_id, job.status)
+
+    def _republish(self, kind: str) -> None:
+        """Publish jobs of a kind whose message is overdue, unless the queue holds a message for each.
+
+        Jobs that wait behind others have their messages in the queue; without this look a long backlog would
+        gather a new message per job and sweep.
+        """
+        runtime = self._runtime
+        before = utcnow() - timedelta(seconds=runtime.settings.republish_seconds)
+
+        def overdue(session: Session) -> tuple[list[Job], int]:
+            found = jobs.unpublished(session, before, kind=kind)
+            return list(found), jobs.count(session, status="queued", kind=kind)
+
+        late, waiting = transact(runtime.sessions, overdue)
+        if not late:
+            return
+        try:
+            if queue.depth(runtime.settings.broker_url, kind) >= waiting:
+                return
+        except (KombuError, RedisError, OSError) as error:
+            log.warning("broker not reachable: %s", error)
+            return
+        for job in late:
+            if transact(runtime.sessions, partial(jobs.take_to_publish, job=job)):
+                log.info("%s: its message is overdue, publishing again", job.id)
+                runtime.publish(job.kind, job.id)
