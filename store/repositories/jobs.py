@@ -228,6 +228,13 @@ def count(session: Session, *, status: str, kind: str | None = None) -> int:
     return session.scalar(query if kind is None else query.where(Job.kind == kind)) or 0
 
 
+def counts(session: Session, workspace_id: str) -> dict[tuple[str, str], int]:
+    """How many jobs a workspace has of each (kind, status) that occurs."""
+    query = select(Job.kind, Job.status, func.count()).where(Job.workspace_id == workspace_id)
+    rows = session.execute(query.group_by(Job.kind, Job.status))
+    return {(kind, status): number for kind, status, number in rows}
+
+
 def expired(session: Session, now: datetime) -> Sequence[Job]:
     """Running or cancelling jobs whose lease is dead."""
     query = select(Job).where(Job.status.in_(ACTIVE), Job.lease_expires_at < now)
