@@ -1,6 +1,6 @@
 """The API process of the embedded service: ``python -m recast.api_process FD`` serves on a listening socket.
 
-The socket belongs to the supervisor, so that a restarted API finds its port, and waiting callers, still there.
+The socket belongs to the supervisor, so that a restarted API finds its port and waiting callers still there.
 """
 
 from __future__ import annotations

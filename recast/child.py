@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ POLL_SECONDS = 0.5
 def main(arguments: Sequence[str]) -> int:
     """Become COMMAND (Linux) or watch over it (elsewhere); returns its exit status."""
     parent, command = int(arguments[0]), list(arguments[1:])
-    if sys.platform == "linux":
+    if platform.system() == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the request was in place
             return 1

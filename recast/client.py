@@ -3,7 +3,9 @@
     from recast.client import Client
 
     with Client() as client:
-        job = client.create_profile({"model": "miniature", "rewards": ["ocr"], "prompt_set": "pset_miniature_train"})
+        job = client.create_profile(
+            {"model": "miniature", "rewards": ["ocr"], "prompt_set": "pset_miniature_train"}
+        )
         for event in client.events(job["id"]):
             print(event.type, event.data)
 
@@ -53,7 +55,9 @@ def find_service(
     if given is None:
         record = local.read_record()
         if record is None:
-            raise NotConfigured(f"no service is known: run `recast up`, or set RECAST_URL (home: {local.root})")
+            raise NotConfigured(
+                f"no service is known: run `recast up`, or set RECAST_URL (home: {local.root})"
+            )
         given, key = record.url, key or local.read_key()
     if not key:
         raise NotConfigured("no API key is known: set RECAST_API_KEY")
@@ -131,7 +135,7 @@ class Client:
         return self._get(f"/v1/jobs/{job_id}")
 
     def result(self, job: Mapping[str, Any]) -> JSON:
-        """The full resource behind a job (a profile's curves, a training's stages, an evaluation's result)."""
+        """The full resource behind a job (curves of a profile, stages of a training, ...)."""
         return self._get(f"/v1/{COLLECTIONS[job['kind']]}/{job['id']}")
 
     def cancel(self, job_id: str) -> JSON:
@@ -200,9 +204,7 @@ class Client:
 
     def metrics(self, training_id: str, names: Sequence[str] = (), after: int | None = None) -> JSON:
         """Time series of a training."""
-        return self._get(
-            f"/v1/trainings/{training_id}/metrics", names=",".join(names) or None, after=after
-        )
+        return self._get(f"/v1/trainings/{training_id}/metrics", names=",".join(names) or None, after=after)
 
     def samples(self, training_id: str) -> list[JSON]:
         """Sample grids of a training."""

@@ -60,7 +60,11 @@ class ProblemError(RecastError):
 
     def _text(self) -> str:
         if not self.errors:
-            return f"{self.title} ({self.status}): {self.detail}" if self.detail else f"{self.title} ({self.status})"
+            return (
+                f"{self.title} ({self.status}): {self.detail}"
+                if self.detail
+                else f"{self.title} ({self.status})"
+            )
         listed = "; ".join(f"{loc}: {msg}" if loc else msg for loc, msg in self.errors)
         return f"{self.title} ({self.status}): {listed}"
 

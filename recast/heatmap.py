@@ -37,7 +37,8 @@ def lift(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     mean = matrix.mean(axis=1, keepdims=True)
     ratio = np.divide(matrix, mean, out=np.ones_like(matrix), where=mean > 0)
-    return np.clip(ratio - 1.0, -1.0, 1.0)
+    clipped: NDArray[np.float64] = np.clip(ratio - 1.0, -1.0, 1.0)
+    return clipped
 
 
 def terminal(allocation: dict[str, Any], width: int) -> Group:
@@ -79,7 +80,9 @@ def png(allocation: dict[str, Any], target: Path) -> None:
     image = above.imshow(matrix, aspect="auto", cmap="viridis", vmin=0.0, vmax=1.0)
     names = [f"{reward}  ({allocation['budgets'][reward]:.3f})" for reward in allocation["rewards"]]
     above.set_yticks(range(rows), names)
-    above.set_title(f"Allocation ({allocation['method']}, temperature {allocation['temperature']:g}); budgets in brackets")
+    above.set_title(
+        f"Allocation ({allocation['method']}, temperature {allocation['temperature']:g}); budgets in brackets"
+    )
     if steps <= 30:
         for (row, step), value in np.ndenumerate(matrix):
             colour = "white" if value < 0.6 else "black"
@@ -104,12 +107,16 @@ def _layout(steps: int, width: int) -> tuple[int, int]:
 
 def _steps_header(steps: int, width: int) -> Text:
     left, right = "step 1", str(steps)
-    return Text(left + " " * max(1, width - len(left) - len(right)) + right if width > 9 else "steps", style="dim")
+    return Text(
+        left + " " * max(1, width - len(left) - len(right)) + right if width > 9 else "steps", style="dim"
+    )
 
 
 def _caption(allocation: dict[str, Any], bins: int) -> str:
     diagnostics = allocation["diagnostics"]
-    grouped = "" if bins == allocation["steps"] else f"; {allocation['steps']} steps averaged into {bins} columns"
+    grouped = (
+        "" if bins == allocation["steps"] else f"; {allocation['steps']} steps averaged into {bins} columns"
+    )
     return (
         f"blue: less than the static weight, orange: more; step 1 is the noisiest{grouped}\n"
         f"{allocation['method']}: KL from static {diagnostics['kl_from_static']:.4f}, "

@@ -76,7 +76,9 @@ class Home:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            raise RecastError(f"{self.record} is damaged ({error}); delete it and run `recast up` again") from None
+            raise RecastError(
+                f"{self.record} is damaged ({error}); delete it and run `recast up` again"
+            ) from None
 
     def write_record(self, record: ServiceRecord) -> None:
         """Replace ``service.json`` in one step."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import IO
 
 import httpx
@@ -25,7 +24,7 @@ import migrations
 from recast import embedded
 from recast.errors import CannotStart
 from recast.home import Home, ServiceRecord, write_private
-from recast.supervisor import Child, Supervisor
+from recast.supervisor import Child, Interrupted, Supervisor
 from store.database import make_engine, session_factory
 from store.queue import reachable
 from store.repositories import keys, workspaces
@@ -34,16 +33,20 @@ from store.settings import Settings
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8321
 START_SECONDS = 60.0
-STOP_SECONDS = 45.0
+WORKER_STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
 WORKSPACE = "default"
 
 
-def serve(home: Home, port: int, say: Callable[[str], None]) -> None:
+def serve(
+    home: Home, port: int, *, ready: Callable[[ServiceRecord], None], say: Callable[[str], None]
+) -> None:
     """Run the service of ``home`` until SIGTERM, SIGINT or SIGHUP; nothing of it is left when this returns.
 
     Args:
         port: TCP port of the API on the loopback interface; 0: any free one.
-        say: told, line by line, what a person wants to know.
+        ready: called once everything runs.
+        say: told, line by line, what goes wrong and is mended.
 
     Raises:
         CannotStart: with the reason and the remedy.
@@ -51,13 +54,14 @@ def serve(home: Home, port: int, say: Callable[[str], None]) -> None:
     home.create()
     stop = threading.Event()
     with exclusive(home), _signals(stop):
-        supervisor = Supervisor(home.logs, say)
+        supervisor = Supervisor(home.logs, stop, say)
         try:
             record = _start(home, port, supervisor)
             home.write_record(record)
-            _announce(home, record, say)
-            supervisor.run(stop)
-            say("Stopping.")
+            ready(record)
+            supervisor.run()
+        except Interrupted:
+            return
         finally:
             home.record.unlink(missing_ok=True)
             supervisor.stop()
@@ -77,7 +81,9 @@ def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
         "api", [sys.executable, "-m", "recast.api_process", str(listener.fileno())], environment,
         pass_fds=(listener.fileno(),),
     )  # fmt: skip
-    worker = Child("worker", [sys.executable, "-m", "workers.main"], environment)
+    worker = Child(
+        "worker", [sys.executable, "-m", "workers.main"], environment, stop_seconds=WORKER_STOP_SECONDS
+    )  # a running training first writes its checkpoint
     supervisor.start(api, lambda: answers(url, "/healthz"), START_SECONDS)
     supervisor.start(worker, lambda: answers(url, "/readyz"), START_SECONDS)
     return ServiceRecord(url=url, pid=os.getpid(), broker_url=settings.broker_url)
@@ -116,7 +122,7 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise CannotStart(
-            f"port {port} cannot be used ({error.strerror}): give another with --port, or --port 0 for a free one"
+            f"port {port} cannot be used ({error.strerror}): give another --port, or --port 0 for a free one"
         ) from None
     listener.listen(128)
     return listener
@@ -229,16 +235,3 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _announce(home: Home, record: ServiceRecord, say: Callable[[str], None]) -> None:
-    rows: list[tuple[str, str | Path]] = [
-        ("API", f"{record.url}/v1 (reference: {record.url}/docs)"),
-        ("Admin key", home.key),
-        ("Data", home.root),
-        ("Logs", home.logs),
-    ]
-    say("ReCAST is running.")
-    for name, where in rows:
-        say(f"  {name:<10} {where}")
-    say("Ctrl-C stops it.")

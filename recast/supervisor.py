@@ -15,7 +15,6 @@ from pathlib import Path
 
 from recast.errors import CannotStart
 
-STOP_SECONDS = 10.0
 KILL_SECONDS = 5.0
 STEADY_SECONDS = 30.0
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
@@ -31,17 +30,23 @@ class Child:
         command: what to run.
         environment: variables on top of this process's own.
         pass_fds: file descriptors it inherits.
+        stop_seconds: how long it may take to end after SIGTERM.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     pass_fds: tuple[int, ...] = ()
+    stop_seconds: float = 10.0
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     delay: float = FIRST_DELAY
     restart_at: float | None = None
     restarts: int = 0
+
+
+class Interrupted(Exception):
+    """The supervisor was told to stop while it was still starting children."""
 
 
 class Supervisor:
@@ -51,8 +56,9 @@ class Supervisor:
     thread that made the object: the kernel ties that promise to the thread which starts a child.
     """
 
-    def __init__(self, logs: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, logs: Path, stopped: threading.Event, say: Callable[[str], None]) -> None:
         self.logs = logs
+        self.stopped = stopped
         self.say = say
         self.children: list[Child] = []
 
@@ -65,6 +71,7 @@ class Supervisor:
 
         Raises:
             CannotStart: it ended or was not ready in time; the text ends with what it last logged.
+            Interrupted: ``stopped`` was set meanwhile.
         """
         self.children.append(child)
         self._launch(child)
@@ -75,11 +82,12 @@ class Supervisor:
                 raise CannotStart(self._obituary(child, f"ended with status {child.process.returncode}"))
             if time.monotonic() > deadline:
                 raise CannotStart(self._obituary(child, f"was not ready after {timeout:.0f} s"))
-            time.sleep(0.1)
+            if self.stopped.wait(0.1):
+                raise Interrupted
 
-    def run(self, stop: threading.Event, poll_seconds: float = 0.5) -> None:
-        """Watch over the children until ``stop`` is set."""
-        while not stop.wait(poll_seconds):
+    def run(self, poll_seconds: float = 0.5) -> None:
+        """Watch over the children until ``stopped`` is set."""
+        while not self.stopped.wait(poll_seconds):
             for child in self.children:
                 self._tend(child)
 
@@ -87,7 +95,7 @@ class Supervisor:
         """End all children, the last started first: SIGTERM, and SIGKILL for what stays."""
         for child in reversed(self.children):
             if child.process is not None:
-                end_group(child.process)
+                end_group(child.process, child.stop_seconds)
                 child.process = None
 
     def _launch(self, child: Child) -> None:
@@ -130,12 +138,12 @@ class Supervisor:
         return f"{child.name} {what}{last} (whole log: {self.log(child)})"
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a session leader and all of its group: SIGTERM to the leader, then SIGKILL to the group."""
+def end_group(process: subprocess.Popen[bytes], patience: float) -> None:
+    """End a session leader and all of its group: SIGTERM to the leader, SIGKILL to what stays."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
+            process.wait(patience)
     signal_group(process, signal.SIGKILL)
     process.wait(KILL_SECONDS)
 

@@ -19,8 +19,10 @@ def allocate(
     budget: Budget,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps of the training.")],
     method: Annotated[str | None, typer.Option("--method", help="recast, rowwise or static.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="Large values tend to static.")] = None,
-    shift: Annotated[float | None, typer.Option("--shift", help="Timestep shift, if not the model's own.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="Large: near static.")] = None,
+    shift: Annotated[
+        float | None, typer.Option("--shift", help="Timestep shift; default: the model's.")
+    ] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Store nothing.")] = False,
     png: Annotated[Path | None, typer.Option("--png", help="Draw the matrix into this file.")] = None,
     url: Url = None,

@@ -15,7 +15,7 @@ from rich.console import Console
 app = typer.Typer(
     name="recast",
     help=(
-        "Train image-generation models for several objectives at once: budgets kept exactly, timing measured. "
+        "Train image-generation models for several objectives at once: budgets kept, timing measured. "
         "Start with `recast quickstart`. Exit codes: 0 done, 1 the job failed, 2 wrong usage, "
         "3 no service reached, 4 refused by the service, 5 the service cannot start."
     ),
@@ -26,10 +26,12 @@ app = typer.Typer(
 )
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="Folder of the embedded service (default: RECAST_HOME or ~/.recast).")
+    Path | None,
+    typer.Option("--home", help="Folder of the service (default: RECAST_HOME, ~/.recast)."),
 ]
 Url = Annotated[
-    str | None, typer.Option("--url", help="Address of the service (default: RECAST_URL, or the one in the home).")
+    str | None,
+    typer.Option("--url", help="Address of the service (default: RECAST_URL, the one in the home)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or only start it.")]

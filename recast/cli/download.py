@@ -27,7 +27,9 @@ def download(
         try:
             client.download(path, target)
         except OSError as error:
-            raise RecastError(f"cannot write {target}: {error.strerror}; give another file with --output") from None
+            raise RecastError(
+                f"cannot write {target}: {error.strerror}; give another file with --output"
+            ) from None
     if as_json:
         emit({"id": what, "path": str(target.resolve()), "bytes": target.stat().st_size})
     else:
@@ -44,4 +46,6 @@ def _source(what: str) -> tuple[str, str]:
     try:
         return sources[what.partition("_")[0]]
     except KeyError:
-        raise typer.BadParameter(f"{what!r} is no id of an adapter (adapt_), allocation (alloc_) or evaluation (eval_)") from None
+        raise typer.BadParameter(
+            f"{what!r} is no id of an adapter (adapt_), allocation (alloc_) or evaluation (eval_)"
+        ) from None

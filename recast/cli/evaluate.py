@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from recast.cli.app import Home, Json, Rewards, Url, Wait, app, emit, given, out, parse_budgets
 from recast.cli.jobs import start
 from recast.client import Client
+from recast.evaluations import differences
 
 
 @app.command()
@@ -25,7 +25,9 @@ def evaluate(
     images: Annotated[int | None, typer.Option("--images", help="Images per prompt.")] = None,
     prompts: Annotated[int | None, typer.Option("--prompts", help="At most this many prompts.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Denoising steps.")] = None,
-    seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="Repeat it for several seeds.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="Repeat it for several seeds.")
+    ] = None,
     wait: Wait = True,
     url: Url = None,
     home: Home = None,
@@ -33,7 +35,10 @@ def evaluate(
 ) -> None:
     """Evaluate adapters against the base model."""
     body = {
-        "subjects": [{"base_model": base_model, "label": "base"}, *({"adapter": a, "label": a} for a in adapter)],
+        "subjects": [
+            {"base_model": base_model, "label": "base"},
+            *({"adapter": a, "label": a} for a in adapter),
+        ],
         "baseline": "base",
         "rewards": reward,
         "prompt_set": prompt_set,

@@ -13,7 +13,9 @@ from recast.cli.app import Home, Json, Url, app, emit, err, out
 from recast.cli.follow import follow as follow_job
 from recast.client import Client
 
-jobs = typer.Typer(help="Profiles, trainings and evaluations: list, show, follow, cancel, resume.", no_args_is_help=True)
+jobs = typer.Typer(
+    help="Profiles, trainings and evaluations: list, show, follow, cancel, resume.", no_args_is_help=True
+)
 app.add_typer(jobs, name="jobs")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a profile, training or evaluation.")]
@@ -110,7 +112,9 @@ def started(job: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit(job)
     else:
-        out.print(f"{job['kind']} {job['id']}: {job['status']}; `recast jobs follow {job['id']}`", soft_wrap=True)
+        out.print(
+            f"{job['kind']} {job['id']}: {job['status']}; `recast jobs follow {job['id']}`", soft_wrap=True
+        )
 
 
 def finish(job: dict[str, Any], as_json: bool) -> None:
@@ -118,7 +122,9 @@ def finish(job: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit(job)
     else:
-        out.print(f"{job['kind']} {job['id']} {job['status']} in {job['cost']['device_seconds']:.0f} device seconds")
+        out.print(
+            f"{job['kind']} {job['id']} {job['status']} in {job['cost']['device_seconds']:.0f} device seconds"
+        )
 
 
 def _plain(value: Any) -> str:

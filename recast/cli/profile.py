@@ -17,7 +17,9 @@ def profile(
     reward: Rewards,
     model: Annotated[str, typer.Option("--model")] = "miniature",
     prompt_set: Annotated[str, typer.Option("--prompt-set")] = "pset_miniature_train",
-    adapter: Annotated[str | None, typer.Option("--adapter", help="Profile the model with this adapter.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="Profile the model with this adapter.")
+    ] = None,
     levels: Annotated[int | None, typer.Option("--levels", help="Noise levels.")] = None,
     prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts used.")] = None,
     images: Annotated[int | None, typer.Option("--images", help="Images per prompt.")] = None,
@@ -31,7 +33,13 @@ def profile(
 ) -> None:
     """Measure a Rényi profile of a model."""
     estimator = given(
-        {"levels": levels, "prompts": prompts, "images_per_prompt": images, "sampling_steps": steps, "alpha": alpha}
+        {
+            "levels": levels,
+            "prompts": prompts,
+            "images_per_prompt": images,
+            "sampling_steps": steps,
+            "alpha": alpha,
+        }
     )
     body = given(
         {
@@ -52,7 +60,10 @@ def profile(
         emit(full)
     else:
         out.print(curves(full))
-        out.print(f"profile {full['id']}; next: recast allocate --profile {full['id']} --steps 10 -b ...", soft_wrap=True)
+        out.print(
+            f"profile {full['id']}; next: recast allocate --profile {full['id']} --steps 10 -b ...",
+            soft_wrap=True,
+        )
 
 
 def curves(profile: dict[str, Any]) -> Table:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from recast.cli.app import Home, Json, app, emit, out
+from recast.cli.app import Home, Json, app, emit, err, out
 from recast.errors import NotConfigured
 from recast.home import Home as HomeFolder
+from recast.home import ServiceRecord
 
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="TCP port of the API; 0: any free one.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return once the service is ready.")]
@@ -23,11 +25,12 @@ def up(home: Home = None, port: Port = 8321, detach: Detach = False, as_json: Js
     if detach:
         record = service.start_in_background(folder, port, bound=False)
         if as_json:
-            emit({"url": record.url, "pid": record.pid, "home": str(folder.root), "key_file": str(folder.key)})
+            _emit_record(folder, record)
         else:
             out.print(f"ReCAST is running at {record.url} (home: {folder.root}); `recast down` stops it.")
         return
-    service.serve(folder, port, (lambda line: None) if as_json else _say)
+    say = _tell if as_json else _say
+    service.serve(folder, port, ready=partial(_announce, folder, as_json), say=say)
 
 
 @app.command()
@@ -56,7 +59,29 @@ def status(home: Home = None, as_json: Json = False) -> None:
     if as_json:
         emit({"url": record.url, "pid": record.pid, "ready": ready, "home": str(folder.root)})
     else:
-        out.print(f"{'Ready' if ready else 'Not ready'}: {record.url} (process {record.pid}, home: {folder.root})")
+        out.print(
+            f"{'Ready' if ready else 'Not ready'}: {record.url} (process {record.pid}, home: {folder.root})"
+        )
+
+
+def _announce(folder: HomeFolder, as_json: bool, record: ServiceRecord) -> None:
+    if as_json:
+        _emit_record(folder, record)
+        return
+    _say("ReCAST is running.")
+    _say(f"  API        {record.url}/v1 (reference: {record.url}/docs)")
+    _say(f"  Admin key  {folder.key}")
+    _say(f"  Data       {folder.root}")
+    _say(f"  Logs       {folder.logs}")
+    _say("Ctrl-C stops it.")
+
+
+def _emit_record(folder: HomeFolder, record: ServiceRecord) -> None:
+    emit({"url": record.url, "pid": record.pid, "home": str(folder.root), "key_file": str(folder.key)})
+
+
+def _tell(line: str) -> None:
+    err.print(line, markup=False, soft_wrap=True)
 
 
 def _say(line: str) -> None:

@@ -16,7 +16,9 @@ from recast.client import Client
 def train(
     budget: Annotated[
         list[str] | None,
-        typer.Option("--budget", "-b", metavar="NAME=WEIGHT", help="Weight of a reward or objective; repeat it."),
+        typer.Option(
+            "--budget", "-b", metavar="NAME=WEIGHT", help="Weight of a reward or objective; repeat it."
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="The whole request as JSON (-: standard input).")

@@ -1,0 +1,54 @@
+"""An evaluation's report as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+OBJECTIVE = "weighted objective"
+
+
+def differences(report: Mapping[str, Any]) -> Table:
+    """Every metric of every subject against the baseline: means, paired difference, interval, wins."""
+    baseline = report["baseline"]
+    table = Table(
+        "subject", "metric", baseline, "subject's", "difference", "95% interval", "prompts +/-", box=None
+    )
+    for label in report["subjects"]:
+        if label == baseline:
+            continue
+        for name, metric in _metrics(report).items():
+            held_out = " (held out)" if metric.get("held_out") else ""
+            difference = metric["differences"][label]
+            table.add_row(
+                label,
+                name + held_out,
+                number(metric["means"][baseline]["mean"]),
+                number(metric["means"][label]["mean"]),
+                number(difference["mean"], signed=True),
+                f"{number(difference['low'], signed=True)} to {number(difference['high'], signed=True)}",
+                f"{difference['wins']}/{difference['losses']}",
+                style="bold" if name == OBJECTIVE else None,
+            )
+    return table
+
+
+def objective_difference(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Paired difference of the weighted objective between the first subject and the baseline."""
+    label = next(label for label in report["subjects"] if label != report["baseline"])
+    difference: dict[str, Any] = report["objective"]["differences"][label]
+    return difference
+
+
+def number(value: float | None, *, signed: bool = False) -> str:
+    """Four decimals; a dash where nothing was measured."""
+    if value is None:
+        return "-"
+    return f"{value:+.4f}" if signed else f"{value:.4f}"
+
+
+def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
+    objective = report["objective"]
+    return ({OBJECTIVE: objective} if objective else {}) | dict(report["metrics"])
