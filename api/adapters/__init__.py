@@ -1,0 +1,1 @@
+"""Trained adapters and their download."""

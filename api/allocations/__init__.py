@@ -1,0 +1,1 @@
+"""Allocation matrices: how much of each reward acts at each step."""

@@ -1,0 +1,1 @@
+"""Base models and rewards that this installation knows."""

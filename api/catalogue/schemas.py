@@ -1,0 +1,51 @@
+"""What the catalogues look like to a client."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class ModelView(BaseModel):
+    """A base model."""
+
+    id: str = Field(examples=["miniature"])
+    family: str = Field(examples=["sd3"])
+    resolution: int = Field(description="side of its images, pixels")
+    default_steps: int
+    shift: float = Field(description="the sampler's own timestep shift")
+    licence: str
+    gated: bool
+    memory_gib: float = Field(description="device memory that training it takes")
+    available: bool
+    reason: str | None = Field(description="why it is not available, and how to make it so")
+
+
+class ModelList(BaseModel):
+    """All base models."""
+
+    data: list[ModelView]
+    next_cursor: None = None
+
+
+class RewardView(BaseModel):
+    """A reward."""
+
+    id: str = Field(examples=["ocr"])
+    objective: str = Field(examples=["text_accuracy"])
+    range: tuple[float, float]
+    higher_is_better: bool
+    needs_metadata: list[str] = Field(description="prompt fields without which it cannot score")
+    role: Literal["training", "held_out", "both"]
+    licence: str
+    available: bool = Field(description="whether it can score images of an available model")
+    available_for: list[str] = Field(description="the models whose images it can score here")
+    reason: str | None = Field(description="why it is not available, and how to make it so")
+
+
+class RewardList(BaseModel):
+    """All rewards."""
+
+    data: list[RewardView]
+    next_cursor: None = None

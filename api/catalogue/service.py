@@ -1,0 +1,124 @@
+"""The engine's catalogues as views, and the checks of models and rewards that every request shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from api.catalogue.schemas import ModelView, RewardView
+from api.refusals import FieldError, Invalid, Location, invalid
+from recast_engine.backbones.catalogue import MODELS, ModelInfo
+from recast_engine.errors import ConfigError
+from recast_engine.prompts import Prompt
+from recast_engine.rewards import catalogue as rewards_catalogue
+from recast_engine.rewards.catalogue import REWARDS, RewardInfo, usable_prompts
+
+
+def models() -> list[ModelView]:
+    """Every model of the catalogue."""
+    return [_model_view(info) for info in MODELS.values()]
+
+
+def rewards(model: str | None = None) -> list[RewardView]:
+    """Every reward; with ``model``, as it stands for that model. Raises Invalid for an unknown one."""
+    if model is not None and model not in MODELS:
+        raise Invalid([FieldError(("query", "model"), _unknown("model", model, MODELS))])
+    return [_reward_view(info, [MODELS[model]] if model else MODELS.values()) for info in REWARDS.values()]
+
+
+def known_model(name: str) -> ModelInfo:
+    """The catalogue entry of a model. Raises Invalid naming the field ``model``."""
+    if name not in MODELS:
+        raise invalid("model", msg=_unknown("model", name, MODELS))
+    return MODELS[name]
+
+
+def available_model(name: str) -> ModelInfo:
+    """The catalogue entry of a model that can be run here. Raises Invalid naming the field ``model``."""
+    info = known_model(name)
+    if reason := info.missing():
+        raise invalid("model", msg=f"model {name!r} is not available: {reason}")
+    return info
+
+
+def reward_problems(
+    rewards: Sequence[str], model: ModelInfo, prompts: Sequence[Prompt] | None, *loc: str | int
+) -> Iterator[FieldError]:
+    """What keeps ``rewards`` from scoring ``prompts`` (if known) of ``model``, at ``loc`` and their index."""
+    for index, reward in enumerate(rewards):
+        where: Location = ("body", *loc, index)
+        if reward not in REWARDS:
+            yield FieldError(where, _unknown("reward", reward, REWARDS))
+        elif reward in rewards[:index]:
+            yield FieldError(where, f"{reward!r} is named twice")
+        elif reason := REWARDS[reward].missing(model.reward_world):
+            yield FieldError(where, f"reward {reward!r} is not available: {reason}")
+        elif prompts is not None and (problem := metadata_problem(reward, prompts)):
+            yield FieldError(where, problem)
+
+
+def resolve_budgets(
+    budgets: Mapping[str, float], model: ModelInfo, *loc: str | int
+) -> tuple[dict[str, float], list[FieldError]]:
+    """Normalised budgets over rewards, or every name that keeps them from being resolved, at ``loc``."""
+    where: Location = ("body", *loc)
+    problems = []
+    for name in budgets:
+        try:
+            rewards_catalogue.resolve_budgets({name: 1.0}, model.id)
+        except ConfigError as error:
+            problems.append(FieldError((*where, name), _short(str(error))))
+    if problems:
+        return {}, problems
+    try:
+        return rewards_catalogue.resolve_budgets(budgets, model.id), []
+    except ConfigError as error:
+        return {}, [FieldError(where, str(error))]
+
+
+def metadata_problem(reward: str, prompts: Sequence[Prompt]) -> str | None:
+    """Why ``reward`` can score none of ``prompts``; None when it can score some."""
+    if usable_prompts(reward, prompts):
+        return None
+    needs = " and ".join(repr(name) for name in REWARDS[reward].needs_metadata)
+    return f"reward {reward!r} needs prompts with {needs}, and the prompt set has none"
+
+
+def _short(text: str, limit: int = 400) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    return f"unknown {what} {name[:80]!r}; known: {', '.join(sorted(known))}"
+
+
+def _model_view(info: ModelInfo) -> ModelView:
+    reason = info.missing()
+    return ModelView(
+        id=info.id,
+        family=info.family,
+        resolution=info.resolution,
+        default_steps=info.default_steps,
+        shift=info.shift,
+        licence=info.licence,
+        gated=info.gated,
+        memory_gib=info.memory_gib,
+        available=reason is None,
+        reason=reason,
+    )
+
+
+def _reward_view(info: RewardInfo, considered: Iterable[ModelInfo]) -> RewardView:
+    reasons = {model.id: model.missing() or info.missing(model.reward_world) for model in considered}
+    usable = [model for model, reason in reasons.items() if reason is None]
+    return RewardView(
+        id=info.id,
+        objective=info.objective,
+        range=info.range,
+        higher_is_better=info.higher_is_better,
+        needs_metadata=list(info.needs_metadata),
+        role=info.role,
+        licence=info.licence,
+        available=bool(usable),
+        available_for=usable,
+        reason=None if usable else next(iter(reasons.values())),
+    )

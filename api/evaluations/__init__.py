@@ -1,0 +1,1 @@
+"""Comparisons of adapters and base models."""

@@ -1,0 +1,1 @@
+"""What profiles, trainings and evaluations share: state, events, cancelling, resuming."""

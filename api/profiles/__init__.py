@@ -1,0 +1,1 @@
+"""Rényi profiles: how much each reward can be told apart at each noise level."""

@@ -1,0 +1,1 @@
+"""Prompt sets: built in and uploaded."""
