@@ -38,6 +38,13 @@ class Scorer:
         rows = [[all(prompt.has(name) for name in names) for prompt in prompts] for names in needs]
         return np.array(rows, dtype=bool).reshape(len(self.rewards), len(prompts))
 
+    def select(self, rewards: Sequence[str]) -> Scorer:
+        """A scorer of ``rewards`` alone, in that order. Raises ConfigError naming what is not here."""
+        loaded = dict(zip(self.rewards, self._rewards, strict=True))
+        if absent := [reward for reward in rewards if reward not in loaded]:
+            raise ConfigError(f"rewards not loaded: {', '.join(absent)}")
+        return Scorer([loaded[reward] for reward in rewards])
+
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> Scores:
         """Score ``images`` (N, H, W, 3) uint8 against ``prompts`` (N).
 
