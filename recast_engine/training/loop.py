@@ -1,0 +1,333 @@
+"""The training run (METHOD section 6), from prompts and budgets to an adapter."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recast_engine import __version__
+from recast_engine import config as configs
+from recast_engine.backbones.base import Backbone
+from recast_engine.backbones.catalogue import model_info
+from recast_engine.config import TrainingConfig
+from recast_engine.errors import ConfigError
+from recast_engine.observer import Observer, Stopped
+from recast_engine.prompts import Prompt, prompt_set_hash
+from recast_engine.training import checkpoint as checkpoints
+from recast_engine.training import stages
+from recast_engine.training.adapters import (
+    EMA,
+    OLD,
+    POLICY,
+    TRAINING_ADAPTERS,
+    AdapterSet,
+    attached,
+    load_adapter,
+    save_adapter,
+)
+from recast_engine.training.checkpoint import Checkpoint, Position
+from recast_engine.training.metrics import epoch_metrics, extend_baseline
+from recast_engine.training.old_policy import old_policy_decay
+from recast_engine.training.rollouts import (
+    Rollouts,
+    Scorer,
+    choose_prompts,
+    draw_rollouts,
+    image_seeds,
+    update_generator,
+)
+from recast_engine.training.samples import draw_grid, fixed_choice
+from recast_engine.training.stages import Stage
+from recast_engine.training.update import TimedAdvantages, update_policy
+
+Stored = Mapping[str, Mapping[str, Any]]
+"""Rows of the store as plain JSON data, by id."""
+
+NOTHING_STORED: Stored = MappingProxyType({})
+
+_SAME_ON_RESUME = ("model", "prompt_set", "lora", "sampling", "optimizer", "seed")
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training came to; ``adapter`` is the EMA of the policy, in the diffusers format."""
+
+    adapter: Path
+    sha256: str
+    epochs: int
+    steps: int
+    metrics: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON data, without the path of this machine."""
+        return {
+            "adapter": {"name": self.adapter.name, "sha256": self.sha256},
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "metrics": dict(self.metrics),
+        }
+
+
+def train(
+    backbone: Backbone,
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    config: TrainingConfig,
+    *,
+    observer: Observer,
+    workdir: Path,
+    allocations: Stored = NOTHING_STORED,
+    profiles: Stored = NOTHING_STORED,
+    initial_adapter: Path | None = None,
+    resume_from: Path | None = None,
+) -> TrainingResult:
+    """Train a LoRA adapter towards the budgets of ``config.stages``, one stage after another.
+
+    Args:
+        scorer: of every reward that some stage has a budget for.
+        workdir: checkpoints, sample grids and the final adapter are written here.
+        allocations, profiles: the stored ones that the stages name, by id.
+        initial_adapter: adapter file to start from; None starts from the base model.
+        resume_from: a checkpoint folder, or a folder of them, to go on from: a resumed run gives bit for bit
+            what an uninterrupted one gives (on the CPU).
+
+    Raises:
+        ConfigError: what the config asks for does not fit the prompts, adapter, profile or allocation.
+        RewardFailure: a reward failed on too many images.
+        NonFinite: a loss or gradient is not finite.
+        CheckpointError: nothing whole to resume from.
+        Stopped: the observer asked to stop; a checkpoint of the last finished epoch was reported.
+    """
+    with attached(backbone, config.lora, seed=config.seed) as adapters:
+        run = _Run(backbone, adapters, prompts, config, observer, workdir)
+        if resume_from is not None:
+            run.resume(resume_from)
+        elif initial_adapter is not None:
+            run.start_from(initial_adapter)
+        try:
+            for index in range(run.position.stage, len(config.stages)):
+                stage = stages.prepare(index, config.stages[index], scorer, prompts)
+                matrix = run.begin_stage(stage, allocations, profiles)
+                while run.position.epoch < run.last_epoch(index):
+                    run.epoch(stage, matrix)
+                run.end_stage(stage)
+        except Stopped:
+            run.write_checkpoint()
+            raise
+        return run.finish()
+
+
+class _Run:
+    """A training in progress: the adapters, the optimiser, and the position between epochs."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        adapters: AdapterSet,
+        prompts: Sequence[Prompt],
+        config: TrainingConfig,
+        observer: Observer,
+        workdir: Path,
+    ) -> None:
+        self.backbone = backbone
+        self.adapters = adapters
+        self.prompts = prompts
+        self.config = config
+        self.observer = observer
+        self.workdir = workdir
+        self.sigmas = backbone.sigmas(config.sampling.steps, config.sampling.shift)
+        optimizer = config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            adapters.parameters(POLICY),
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        self.last_metrics: dict[str, float] = {}
+        self.position = Position()
+        self.snapshot = self._capture()
+
+    def last_epoch(self, stage: int) -> int:
+        """Epochs finished when ``stage`` is."""
+        return sum(stage.epochs for stage in self.config.stages[: stage + 1])
+
+    def start_from(self, path: Path) -> None:
+        """Start all adapters from a file."""
+        loaded = load_adapter(path)
+        lora = self.config.lora
+        if (loaded.rank, loaded.alpha) != (lora.rank, lora.alpha):
+            raise ConfigError(
+                f"lora: the adapter to start from has rank {loaded.rank} and alpha {loaded.alpha:g}, "
+                f"the config asks for rank {lora.rank} and alpha {lora.alpha:g}"
+            )
+        for name in TRAINING_ADAPTERS:
+            self.adapters.load_state(name, loaded.weights)
+        self.snapshot = self._capture()
+
+    def resume(self, path: Path) -> None:
+        """Take up the newest whole checkpoint at ``path``."""
+        checkpoint, complaints = checkpoints.newest(path)
+        for complaint in complaints:
+            self.observer.finding("warning", {"text": f"{complaint}; went on from {checkpoint.name}"})
+        mine = configs.dump(self.config)
+        changed = [key for key in _SAME_ON_RESUME if mine[key] != checkpoint.config[key]]
+        if changed:
+            raise ConfigError(f"cannot resume: {', '.join(changed)} differ from the checkpoint's")
+        checkpoints.restore(checkpoint, self.adapters, self.optimizer)
+        self.position, self.snapshot = checkpoint.position, checkpoint
+
+    def begin_stage(self, stage: Stage, allocations: Stored, profiles: Stored) -> NDArray[np.float64]:
+        """Settle the stage's allocation, once; returns its matrix W (R, T)."""
+        if self.position.epoch == 0:
+            self._draw_samples()
+        self._report_stage(stage, "started")
+        steps = self.config.sampling.steps
+        wanted = self.config.stages[stage.index].allocation
+        if self.position.allocation is not None:
+            _, matrix = stages.stored_allocation(stage, self.position.allocation, steps)
+        else:
+            measured: int | None = None
+            if isinstance(wanted, str):
+                allocation, matrix = stages.stored_allocation(stage, allocations[wanted], steps)
+            else:
+                allocation, measured = stages.make_allocation(
+                    stage, self.backbone, self.adapters, wanted, self.config, profiles, self.observer
+                )
+                matrix = np.asarray(allocation["matrix"])
+            self.position = replace(self.position, allocation=allocation)
+            self.snapshot = self._capture()
+            finding = {"stage": stage.index, "epoch": self.position.epoch, "profile_stage": measured}
+            self.observer.finding("allocation", {**finding, "allocation": allocation})
+        self.observer.phase("training", self.last_epoch(len(self.config.stages) - 1))
+        self.observer.advance(self.position.epoch)
+        return matrix
+
+    def epoch(self, stage: Stage, matrix: NDArray[np.float64]) -> None:
+        """Sample with the old policy, score, update the policy, let the old policy and the EMA follow."""
+        started, evaluations = time.perf_counter(), self.backbone.evaluations
+        number, optimizer = self.position.epoch, self.config.optimizer
+        rollouts = self._draw(stage, number)
+        drawn = time.perf_counter()
+        report = update_policy(
+            self.backbone,
+            self.adapters,
+            self.optimizer,
+            rollouts,
+            TimedAdvantages.of(rollouts, matrix, optimizer),
+            self.sigmas,
+            optimizer,
+            step=self.position.step,
+            generator=update_generator(self.config.seed, number),
+            observer=self.observer,
+        )
+        self.adapters.blend(OLD, POLICY, old_policy_decay(optimizer.old_policy, report.step))
+        now = time.perf_counter()
+        baseline = extend_baseline(self.position.baseline, rollouts.scores)
+        self.last_metrics = epoch_metrics(stage, rollouts, report, baseline, now - drawn)
+        self.position = replace(self.position, epoch=number + 1, step=report.step, baseline=baseline)
+        self.snapshot = self._capture()
+        self.observer.cost(
+            model_evaluations=self.backbone.evaluations - evaluations,
+            reward_calls=int(rollouts.scores.applicable.sum()),
+            device_seconds=now - started,
+        )
+        self.observer.metrics(number + 1, self.last_metrics)
+        self.observer.advance(number + 1)
+        self._write_due_files()
+
+    def _draw(self, stage: Stage, number: int) -> Rollouts:
+        sampling, seed = self.config.sampling, self.config.seed
+        chosen = choose_prompts(len(stage.prompts), sampling.prompts_per_epoch, number, seed)
+        return draw_rollouts(
+            self.backbone,
+            self.adapters,
+            stage.scorer,
+            [stage.prompts[index] for index in chosen],
+            sampling,
+            image_seeds(seed, number, len(chosen) * sampling.images_per_prompt),
+            self.observer,
+        )
+
+    def _write_due_files(self) -> None:
+        epoch, last = self.position.epoch, self.last_epoch(len(self.config.stages) - 1)
+        if epoch % self.config.samples_every == 0 or epoch == last:
+            self._draw_samples()
+        if epoch % self.config.checkpoint_every == 0 or epoch == last:
+            self.write_checkpoint()
+
+    def end_stage(self, stage: Stage) -> None:
+        """The next stage starts without an allocation and with an objective of its own."""
+        self.position = replace(self.position, stage=stage.index + 1, allocation=None, baseline={})
+        self.snapshot = self._capture()
+        self._report_stage(stage, "finished")
+
+    def _report_stage(self, stage: Stage, status: str) -> None:
+        facts = {"stage": stage.index, "status": status, "epoch": self.position.epoch}
+        self.observer.finding("stage", facts)
+
+    def finish(self) -> TrainingResult:
+        """Write and report the final adapter."""
+        path = self.workdir / "final.safetensors"
+        lora, position = self.config.lora, self.position
+        save_adapter(path, self.adapters.state(EMA), alpha=lora.alpha, provenance=self._provenance())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        facts = {
+            "epoch": position.epoch,
+            "step": position.step,
+            "rank": lora.rank,
+            "alpha": lora.alpha,
+            "base_model": self.config.model,
+            "final": True,
+            "sha256": digest,
+        }
+        self.observer.file("adapter", path.name, path, facts)
+        return TrainingResult(path, digest, position.epoch, position.step, self.last_metrics)
+
+    def write_checkpoint(self) -> None:
+        """Write and report the state after the last finished epoch."""
+        path = checkpoints.write(self.workdir / "checkpoints", self.snapshot)
+        position = self.snapshot.position
+        facts = {"epoch": position.epoch, "step": position.step, "stage": position.stage}
+        self.observer.file("checkpoint", path.name, path, facts)
+
+    def _capture(self) -> Checkpoint:
+        return checkpoints.capture(self.position, configs.dump(self.config), self.adapters, self.optimizer)
+
+    def _draw_samples(self) -> None:
+        name = f"epoch-{self.position.epoch:06d}.png"
+        path = self.workdir / "samples" / name
+        with self.adapters.using(EMA):
+            facts = draw_grid(
+                self.backbone,
+                fixed_choice(self.prompts, self.config.seed),
+                steps=model_info(self.config.model).default_steps,
+                batch_size=self.config.sampling.batch_size,
+                path=path,
+            )
+        self.observer.file("samples", name, path, {"epoch": self.position.epoch, **facts})
+
+    def _provenance(self) -> dict[str, str]:
+        """Header entries that say how the adapter was made."""
+        packages = ("torch", "diffusers", "transformers", "peft", "numpy")
+        versions = {name: importlib.metadata.version(name) for name in packages}
+        return {
+            "recast.version": __version__,
+            "recast.base_model": self.config.model,
+            "recast.config": json.dumps(configs.dump(self.config), sort_keys=True),
+            "recast.position": json.dumps({"epoch": self.position.epoch, "step": self.position.step}),
+            "recast.prompt_set_sha256": prompt_set_hash(self.prompts),
+            "recast.seed": str(self.config.seed),
+            "recast.versions": json.dumps(versions, sort_keys=True),
+        }

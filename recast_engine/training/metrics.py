@@ -1,0 +1,82 @@
+"""The scalars that a training reports after every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from recast_engine.rewards.base import Scores
+from recast_engine.training.advantages import usable_samples
+from recast_engine.training.rollouts import Rollouts
+from recast_engine.training.stages import Stage
+from recast_engine.training.update import UpdateReport
+
+Baseline = Mapping[str, tuple[float, float]]
+
+
+def extend_baseline(baseline: Baseline, scores: Scores) -> dict[str, tuple[float, float]]:
+    """``baseline`` with (mean, standard deviation) of rewards that it lacks and that have two scores now."""
+    extended = dict(baseline)
+    for reward, values in zip(scores.rewards, scores.values, strict=True):
+        finite = values[np.isfinite(values)]
+        if reward not in extended and len(finite) > 1:
+            extended[reward] = (float(finite.mean()), float(finite.std()))
+    return extended
+
+
+def objective(stage: Stage, scores: Scores, baseline: Baseline) -> float:
+    """sum_i lambda_i * mean((reward_i - mean0_i) / std0_i) over the images that have a score.
+
+    mean0 and std0 are of the stage's first epoch in which the reward had scores, so the objective starts at
+    0 and is in units of the rewards' initial standard deviations. A reward without a score in this epoch, or
+    one that was constant at first, counts as unchanged (0).
+    """
+    total = 0.0
+    for reward, budget, values in zip(scores.rewards, stage.budgets, scores.values, strict=True):
+        finite = values[np.isfinite(values)]
+        mean, deviation = baseline.get(reward, (0.0, 0.0))
+        if len(finite) and deviation > 0:
+            total += float(budget) * (float(finite.mean()) - mean) / deviation
+    return total
+
+
+def epoch_metrics(
+    stage: Stage, rollouts: Rollouts, report: UpdateReport, baseline: Baseline, training_seconds: float
+) -> dict[str, float]:
+    """All metrics of one epoch; a mean over nothing is left out, so every value is finite."""
+    scores = rollouts.scores
+    values: dict[str, float] = {"objective": objective(stage, scores, baseline)}
+    for row, reward in enumerate(scores.rewards):
+        finite = scores.values[row][np.isfinite(scores.values[row])]
+        values[f"reward/{reward}/failed"] = float(scores.failed[row].sum())
+        if len(finite):
+            values[f"reward/{reward}/mean"] = float(finite.mean())
+            values[f"reward/{reward}/std"] = float(finite.std())
+    if report.losses:
+        means = np.mean(report.losses, axis=0)
+        values |= {f"loss/{name}": float(x) for name, x in zip(("total", "policy", "kl"), means, strict=True)}
+        values["grad_norm"] = float(np.mean(report.gradient_norms))
+        values["advantage/clipped_share"] = report.clipped / report.pairs
+    values["zero_std_share"] = zero_spread_share(rollouts)
+    values["images_unused"] = float(report.images - report.images_used)
+    values["seconds/sampling"] = rollouts.sampling_seconds
+    values["seconds/scoring"] = rollouts.scoring_seconds
+    values["seconds/training"] = training_seconds
+    return values
+
+
+def zero_spread_share(rollouts: Rollouts) -> float:
+    """Share of (reward, prompt group) pairs, among those the reward applies to, without any preference."""
+    alive = usable_samples(rollouts.scores.values, rollouts.groups)
+    applicable = torch.from_numpy(rollouts.scores.applicable)
+    size = int(rollouts.groups.max()) + 1
+
+    def per_group(mask: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros(len(mask), size, dtype=torch.int64)
+        return counts.index_add(1, rollouts.groups, mask.long()) > 0
+
+    concerned = per_group(applicable)
+    dead = concerned & ~per_group(alive)
+    return float(dead.sum()) / max(int(concerned.sum()), 1)
