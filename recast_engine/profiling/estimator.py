@@ -1,0 +1,249 @@
+"""The self-tilted estimator of a Rényi divergence between a noised policy and its reward-tilted self.
+
+METHOD section 4 (b). With r the optimality of a clean image x0 and r' that of a stochastic rollout from
+x_sigma, x0 and the rollout are independent draws of the same posterior given x_sigma, so E[r r'] is the second
+moment of E[r | x_sigma] without plug-in bias.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recast_engine.errors import InvalidArgument
+
+Array = NDArray[np.float64]
+Unit = Literal["prompts", "images"]
+
+SMALLEST_MEAN = 1e-6  # of Z: floor of a mean over rollouts where a negative power or a logarithm needs one
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A divergence with its uncertainty.
+
+    Attributes:
+        value: D in nats; raw, so it may fall below 0 by noise.
+        standard_error: by the jackknife over prompts, or over images where only one prompt is usable.
+        prompts: prompts that had at least two usable images.
+        images: usable images in them.
+    """
+
+    value: float
+    standard_error: float
+    prompts: int
+    images: int
+
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval, value -+ 1.96 standard errors."""
+        return self.value - 1.96 * self.standard_error, self.value + 1.96 * self.standard_error
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Two numbers per unit whose means over units give D, so that jackknife and bootstrap need no images.
+
+    Attributes:
+        numerator, denominator: (U,) NaN where the unit is not usable.
+        prompts, images: how many were usable.
+        alpha: order of the divergence.
+    """
+
+    numerator: Array
+    denominator: Array
+    prompts: int
+    images: int
+    alpha: float
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """(U,) units that carry information."""
+        return np.isfinite(self.numerator)
+
+    def divergence(self, weights: Array) -> Array:
+        """D under unit weights: (..., U) -> (...). NaN where no usable unit has any weight."""
+        return self._combined(
+            weights @ np.where(self.usable, self.numerator, 0.0),
+            weights @ np.where(self.usable, self.denominator, 0.0),
+        )
+
+    def left_out(self) -> Array:
+        """D without each usable unit in turn: (usable units,)."""
+        numerator, denominator = self.numerator[self.usable], self.denominator[self.usable]
+        return self._combined(numerator.sum() - numerator, denominator.sum() - denominator)
+
+    def _combined(self, numerator: Array, denominator: Array) -> Array:
+        """log(numerator / denominator) / (alpha - 1), or their ratio for alpha = 1.
+
+        N images cannot resolve a ratio of moments beyond N or below 1 / N, so it is held between the two.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.asarray(numerator / denominator)
+        if self.alpha == 1.0:
+            return ratio
+        return np.asarray(np.log(np.clip(ratio, 1.0 / self.images, self.images)) / (self.alpha - 1.0))
+
+
+def renyi_self_tilted(
+    clean: ArrayLike, rollout: ArrayLike, *, alpha: float = 2.0, centred: bool = False
+) -> Estimate:
+    """D_alpha(p+_sigma || p_sigma) from optimalities of clean images and of their rollouts.
+
+    For alpha = 2 and prompts c with images k,
+
+        D = log( mean_c S_c / mean_c U_c ),
+        S_c = mean_k r_k r'_k            -> E[r r'] = Cov(r, r') + Z^2,
+        U_c = mean_{k != l} r_k r'_l     -> Z^2, from different images, which are independent,
+
+    both without bias, and S_c - U_c is the within-prompt sample covariance (divisor K - 1). Moments are
+    averaged over prompts before the ratio, not the ratio over prompts: a ratio inside a prompt of few images
+    would be biased by 1 / K, here the bias is 1 / (P K), far below the standard error. With U_c from both
+    sides a rollout sampler that shifts the mean reward does not pass for divergence. With M rollouts per
+    image all pairs of the M + 1 posterior draws are used.
+
+    Other orders re-weight with r / Z and plug in the mean over rollouts (METHOD section 4):
+
+        D = 1 / (alpha - 1) log( mean_c mean_k r_k rbar_k^(alpha-1) / mean_c Z_c^alpha ),
+        D = mean_c mean_k r_k log(rbar_k / Z_c) / mean_c Z_c                     for alpha = 1,
+
+    with the 1 / K bias of Z_c^alpha removed to first order; the plug-in bias of rbar shrinks as 1 / M only.
+
+    At sigma = 0 the rollout is the clean image itself: pass ``rollout = clean``.
+
+    Args:
+        clean: r, (P, K) in [0, 1], P prompts of K images. NaN: failed or not applicable.
+        rollout: r', (P, K) or (P, K, M) in [0, 1]. NaN entries are left out together with their pairs.
+        alpha: order > 0.
+        centred: the optimalities were made from scores minus the clean images' own mean in each prompt
+            (METHOD section 3). The clean mean is then known, not estimated, and products of different
+            images are biased by -Cov / K; this removes the bias.
+
+    Raises:
+        InvalidArgument: shapes or values out of range, no prompt with two usable images, or optimalities
+            that vanish everywhere, which leaves no positive policy.
+    """
+    values = _checked(clean, rollout, alpha)
+    found = moments(values, alpha, centred=centred, unit="prompts")
+    if found.prompts == 1:
+        found = moments(values, alpha, centred=centred, unit="images")
+    count = len(found.numerator)
+    if found.prompts == 0:
+        raise InvalidArgument("clean, rollout: no prompt has two images with finite optimality")
+    value = float(found.divergence(np.ones(count)))
+    if math.isnan(value):
+        raise InvalidArgument("clean, rollout: the optimality vanishes on (almost) all images")
+    return Estimate(value, jackknife(found), found.prompts, found.images)
+
+
+def jackknife(found: Moments) -> float:
+    """Standard error of D over units, by leaving out each in turn."""
+    left_out = found.left_out()
+    left_out = left_out[np.isfinite(left_out)]
+    if len(left_out) < 2:
+        return 0.0
+    return float(np.sqrt((len(left_out) - 1) * left_out.var()))
+
+
+def _checked(clean: ArrayLike, rollout: ArrayLike, alpha: float) -> Array:
+    """(P, K, M + 1): the clean optimality first, then those of the rollouts."""
+    first, others = np.asarray(clean, dtype=np.float64), np.asarray(rollout, dtype=np.float64)
+    if first.ndim != 2 or 0 in first.shape:
+        raise InvalidArgument(f"clean must have shape (prompts, images), got {first.shape}")
+    if others.ndim == 2:
+        others = others[:, :, None]
+    if others.ndim != 3 or others.shape[:2] != first.shape or others.shape[2] == 0:
+        raise InvalidArgument(f"rollout must have shape {first.shape} or {first.shape} + (rollouts,)")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise InvalidArgument(f"alpha must be positive and finite, got {alpha}")
+    for name, array in (("clean", first), ("rollout", others)):
+        if np.any((array < 0) | (array > 1)):
+            raise InvalidArgument(f"{name} must hold optimalities in [0, 1]")
+    return np.concatenate([first[:, :, None], others], axis=2)
+
+
+def moments(values: Array, alpha: float, *, centred: bool, unit: Unit) -> Moments:
+    """Moments of optimalities ``values`` (P, K, M + 1), one pair of numbers per prompt or per image.
+
+    The numbers per image are first-order expansions (Hájek projections) around the moments of all images;
+    they serve where a single prompt leaves no other unit to resample.
+    """
+    present = np.isfinite(values)
+    enough = present.sum(axis=2) >= 2 if alpha == 2.0 else present[:, :, 0] & present[:, :, 1:].any(axis=2)
+    enough &= enough.sum(axis=1, keepdims=True) >= 2
+    present = present & enough[:, :, None]
+    values = np.where(present, values, 0.0)
+    prompts = enough.any(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pair = _second_order(values, present) if alpha == 2.0 else _any_order(values, present, alpha, centred)
+    numerator, denominator, image_numerator, image_denominator = pair
+    if alpha == 2.0 and centred:
+        lift = (numerator - denominator) / np.maximum(enough.sum(axis=1), 1)
+        numerator, denominator = numerator + lift, denominator + lift
+        image_numerator, image_denominator = image_numerator + lift[:, None], image_denominator + lift[:, None]
+    if unit == "images":
+        numerator = np.where(enough, image_numerator, np.nan).ravel()
+        denominator = np.where(enough, image_denominator, np.nan).ravel()
+    else:
+        numerator = np.where(prompts, numerator, np.nan)
+        denominator = np.where(prompts, denominator, np.nan)
+    return Moments(numerator, denominator, int(prompts.sum()), int(enough.sum()), alpha)
+
+
+def _second_order(values: Array, present: NDArray[np.bool_]) -> tuple[Array, Array, Array, Array]:
+    """S_c, U_c (P,) and their parts per image (P, K); absent entries of ``values`` are 0."""
+    count = present.astype(np.float64)
+    same, same_count = _same_image_pairs(values), _same_image_pairs(count)
+    numerator = same.sum(axis=1) / same_count.sum(axis=1)
+    denominator = _different_image_pairs(values) / _different_image_pairs(count)
+    mean = values.sum(axis=2) / count.sum(axis=2)
+    centre = np.nanmean(np.where(count.any(axis=2), mean, np.nan), axis=1, keepdims=True)
+    image_denominator = denominator[:, None] + 2 * centre * (mean - centre)
+    return numerator, denominator, same / same_count, image_denominator
+
+
+def _same_image_pairs(values: Array) -> Array:
+    """(P, K): sum over i != j of v_ki v_kj."""
+    pairs: Array = values.sum(axis=2) ** 2 - (values**2).sum(axis=2)
+    return pairs
+
+
+def _different_image_pairs(values: Array) -> Array:
+    """(P,): sum over images k != l and draws i != j of v_ki v_lj."""
+    pairs: Array = (
+        values.sum(axis=(1, 2)) ** 2
+        - (values.sum(axis=1) ** 2).sum(axis=1)
+        - (values.sum(axis=2) ** 2).sum(axis=1)
+        + (values**2).sum(axis=(1, 2))
+    )
+    return pairs
+
+
+def _any_order(
+    values: Array, present: NDArray[np.bool_], alpha: float, centred: bool
+) -> tuple[Array, Array, Array, Array]:
+    """Numerator and denominator of order ``alpha``, per prompt (P,) and per image (P, K)."""
+    clean = values[:, :, 0]
+    count = present[:, :, 0].sum(axis=1)
+    partition = clean.sum(axis=1) / count
+    mean = values[:, :, 1:].sum(axis=2) / present[:, :, 1:].sum(axis=2)
+    mean = np.maximum(mean, np.maximum(SMALLEST_MEAN * partition, np.finfo(float).tiny)[:, None])
+    deviation = np.where(present[:, :, 0], clean - partition[:, None], 0.0)
+    noise = 0.0 if centred else (deviation**2).sum(axis=1) / ((count - 1) * count)
+    safe = np.maximum(partition, np.finfo(float).tiny)
+    if alpha == 1.0:
+        part = np.where(present[:, :, 0], clean * np.log(mean), 0.0)
+        normaliser, slope = safe * np.log(safe), np.log(safe) + 1.0
+        bias = noise / (2 * safe)
+    else:
+        part = np.where(present[:, :, 0], clean * mean ** (alpha - 1.0), 0.0)
+        normaliser, slope = safe**alpha, alpha * safe ** (alpha - 1.0)
+        bias = np.minimum(noise * alpha * (alpha - 1.0) / 2 * safe ** (alpha - 2.0), 0.5 * normaliser)
+    numerator, normaliser = part.sum(axis=1) / count, normaliser - bias
+    image_normaliser = normaliser[:, None] + slope[:, None] * deviation
+    if alpha == 1.0:
+        return numerator - normaliser, partition, part - image_normaliser, clean
+    return numerator, normaliser, part, image_normaliser
