@@ -16,7 +16,7 @@ GRACE_SECONDS = 3
 def main(descriptor: int) -> None:
     """Serve until SIGTERM; open event streams get a few seconds to end."""
     config = uvicorn.Config(
-        "api.main:create_app", factory=True, timeout_graceful_shutdown=GRACE_SECONDS, server_header=False
+        "api.main:app", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False, access_log=False
     )
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 import migrations
+from api.keys.service import new_secret
 from recast import embedded
 from recast.errors import CannotStart
 from recast.home import Home, ServiceRecord, write_private
@@ -69,7 +69,7 @@ def serve(
 
 def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
     listener = listen(port)
-    settings = Settings.from_env({**os.environ, "RECAST_HOME": str(home.root)})
+    settings = settings_of(home)
     if not os.environ.get("RECAST_BROKER_URL"):
         path = embedded.broker_socket(home)
         settings = replace(settings, broker_url=embedded.broker_url(path))
@@ -89,6 +89,14 @@ def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
     return ServiceRecord(url=url, pid=os.getpid(), broker_url=settings.broker_url)
 
 
+def settings_of(home: Home) -> Settings:
+    """The settings of a service in ``home``. Raises CannotStart naming a variable that cannot be read."""
+    try:
+        return Settings.from_env({**os.environ, "RECAST_HOME": str(home.root)})
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
+
+
 def prepare(home: Home, settings: Settings) -> None:
     """Bring the database up to date and make sure of the workspace and the local admin key.
 
@@ -102,7 +110,7 @@ def prepare(home: Home, settings: Settings) -> None:
             workspace = workspaces.by_name(session, WORKSPACE) or workspaces.create(session, WORKSPACE)
             known = home.read_key()
             if known is None or keys.by_secret(session, known) is None:
-                secret = f"rk_{secrets.token_urlsafe(32)}"
+                secret = new_secret()
                 keys.create(
                     session, workspace_id=workspace.id, name="local admin", role="admin", secret=secret
                 )

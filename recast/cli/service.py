@@ -47,6 +47,20 @@ def down(home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def init(home: Home = None, as_json: Json = False) -> None:
+    """Prepare what a service needs: database schema, workspace, first admin key. `up` does it by itself."""
+    from recast import service
+
+    folder = HomeFolder.find(home)
+    folder.create()
+    service.prepare(folder, service.settings_of(folder))
+    if as_json:
+        emit({"home": str(folder.root), "key_file": str(folder.key)})
+    else:
+        out.print(f"Ready; the admin key is in {folder.key}.", markup=False, soft_wrap=True)
+
+
+@app.command()
 def status(home: Home = None, as_json: Json = False) -> None:
     """Say whether the service runs, and where."""
     from recast import service
