@@ -46,6 +46,9 @@ class EstimatorConfig:
     images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 8
     rollouts: Annotated[int, Field(ge=1, le=64, description="stochastic rollouts per noised image")] = 1
     sampling_steps: Steps = 10
+    advantage_clip: Annotated[
+        float, Field(gt=0.0, le=1e6, description="A_max of the optimality; take the training's")
+    ] = 5.0
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,8 +1,8 @@
 """The self-tilted estimator of a Rényi divergence between a noised policy and its reward-tilted self.
 
 METHOD section 4 (b). With r the optimality of a clean image x0 and r' that of a stochastic rollout from
-x_sigma, x0 and the rollout are independent draws of the same posterior given x_sigma, so E[r r'] is the second
-moment of E[r | x_sigma] without plug-in bias.
+x_sigma, x0 and the rollout are independent draws of the same posterior given x_sigma, so E[r r'] is the
+second moment of E[r | x_sigma] without plug-in bias.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from recast_engine.errors import InvalidArgument
 
@@ -39,8 +40,10 @@ class Estimate:
     images: int
 
     def interval(self) -> tuple[float, float]:
-        """The 95% interval, value -+ 1.96 standard errors."""
-        return self.value - 1.96 * self.standard_error, self.value + 1.96 * self.standard_error
+        """The 95% interval, by Student's t with one degree of freedom less than there are units."""
+        units = self.prompts if self.prompts > 1 else self.images
+        reach = float(stdtrit(max(units - 1, 1), 0.975)) * self.standard_error
+        return self.value - reach, self.value + reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +186,10 @@ def moments(values: Array, alpha: float, *, centred: bool, unit: Unit) -> Moment
     if alpha == 2.0 and centred:
         lift = (numerator - denominator) / np.maximum(enough.sum(axis=1), 1)
         numerator, denominator = numerator + lift, denominator + lift
-        image_numerator, image_denominator = image_numerator + lift[:, None], image_denominator + lift[:, None]
+        image_numerator, image_denominator = (
+            image_numerator + lift[:, None],
+            image_denominator + lift[:, None],
+        )
     if unit == "images":
         numerator = np.where(enough, image_numerator, np.nan).ravel()
         denominator = np.where(enough, image_denominator, np.nan).ravel()

@@ -71,7 +71,10 @@ class Profile:
         return {reward: self.curves[reward].total for reward in self.rewards}
 
     def divergence(self, sigmas: ArrayLike) -> Array:
-        """Cleaned D at any noise levels: (S,) in [0, 1] -> (R, S), by monotone cubic interpolation (PCHIP)."""
+        """Cleaned D between the levels too, by monotone cubic interpolation (PCHIP).
+
+        (S,) noise levels in [0, 1] -> (R, S).
+        """
         points = np.asarray(sigmas, dtype=np.float64)
         if points.ndim != 1 or not np.all((points >= 0) & (points <= 1)):
             raise InvalidArgument("sigmas must be a list of noise levels in [0, 1]")
