@@ -22,13 +22,8 @@ from recast_engine.rewards.pickscore import PickScore
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073])
 STD = np.array([0.26862954, 0.26130258, 0.27577711])
-PROMPTS = [
-    Prompt("a red cat"),
-    Prompt("dog"),
-    Prompt("a red cat"),
-    Prompt("two big blue dogs by a tree"),
-    Prompt("x"),
-]
+TEXTS = ("a red cat", "dog", "a red cat", "two big blue dogs by a tree", "x")
+PROMPTS = [Prompt(text) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
