@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from scripted_server import Scripted, serve
+
+from tests.recast.scripted_server import Scripted, serve
 
 
 @pytest.fixture

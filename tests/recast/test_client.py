@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import Scripted, drop, send_json
 
 from recast import client as client_module
 from recast.client import Client, find_service
 from recast.errors import JobFailed, NotConfigured, ProblemError, Unreachable
 from recast.home import Home, ServiceRecord, write_private
+from tests.recast.scripted_server import Scripted, drop, send_json
 
 
 @pytest.fixture(autouse=True)
