@@ -37,6 +37,7 @@ class Commands:
     """What the worker asked for, kept up to date by a thread that reads standard input."""
 
     def __init__(self, source: IO[bytes]):
+        """``source`` is unbuffered: a buffer's lock, held by a waiting thread, breaks the process's exit."""
         self._source = source
         self._changed = threading.Condition()
         self._taken = 0
@@ -190,7 +191,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     events = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    commands = Commands(sys.stdin.buffer)
+    commands = Commands(os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False))
     signal.signal(signal.SIGTERM, commands.stop)
     commands.listen()
     return execute(arguments.runner, arguments.workdir, PipeObserver(events, commands))

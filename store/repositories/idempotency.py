@@ -21,35 +21,18 @@ def begin(session: Session, workspace_id: str, key: str, request_hash: str) -> t
     Raises:
         Conflict: the key was used with another request.
     """
-    row = IdempotencyKey(workspace_id=workspace_id, key=key, request_hash=request_hash)
-    try:
-        with session.begin_nested():
-            session.add(row)
-        return row, False
-    except IntegrityError:
-        found = session.get(IdempotencyKey, (workspace_id, key), populate_existing=True)
-        if found is None:
-            raise
-    _check(found, request_hash)
-    return found, True
-
-
-def find(session: Session, workspace_id: str, key: str, request_hash: str) -> IdempotencyKey | None:
-    """What the request with ``key`` answered; None when there was none or it is under way.
-
-    Raises:
-        Conflict: the key was used with another request.
-    """
-    row = session.get(IdempotencyKey, (workspace_id, key))
-    if row is None or row.status_code is None:
-        return None
-    _check(row, request_hash)
-    return row
-
-
-def _check(row: IdempotencyKey, request_hash: str) -> None:
-    if row.request_hash != request_hash:
+    found = session.get(IdempotencyKey, (workspace_id, key))
+    if found is None:
+        row = IdempotencyKey(workspace_id=workspace_id, key=key, request_hash=request_hash)
+        try:
+            with session.begin_nested():
+                session.add(row)
+            return row, False
+        except IntegrityError:  # a request at the same time was faster, and has been answered by now
+            found = session.get_one(IdempotencyKey, (workspace_id, key))
+    if found.request_hash != request_hash:
         raise Conflict("this Idempotency-Key was used with another request")
+    return found, True
 
 
 def complete(session: Session, row: IdempotencyKey, status_code: int, response: Mapping[str, Any]) -> None:

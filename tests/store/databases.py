@@ -19,7 +19,11 @@ def postgres_server() -> PostgresServer:
     """The server of this test process, started when first asked for."""
     folder = Path(tempfile.mkdtemp(prefix="recast-postgres-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return get_server(folder / "data", cleanup_mode="delete")
+    server = get_server(folder / "data", cleanup_mode="delete")
+    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+        server.psql(f"ALTER SYSTEM SET {setting} = off")
+    server.psql("SELECT pg_reload_conf()")
+    return server
 
 
 def _administer(statement: str) -> None:
