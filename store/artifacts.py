@@ -111,10 +111,20 @@ class ArtifactStore:
 
     def _put(self, key: str, source: IO[bytes]) -> StoredFile:
         path = self._path(key)
-        if not self._local:
-            with self._fs.open(path, "wb") as target:
-                return _copy(source, target)
-        final = Path(path)
+        return self._write_file(Path(path), source) if self._local else self._upload(path, source)
+
+    def _upload(self, path: str, source: IO[bytes]) -> StoredFile:
+        target = self._fs.open(path, "wb", autocommit=False)
+        try:
+            stored = _copy(source, target)
+            target.close()
+        except BaseException:
+            target.discard()
+            raise
+        target.commit()
+        return stored
+
+    def _write_file(self, final: Path, source: IO[bytes]) -> StoredFile:
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary = final.with_name(f".{secrets.token_hex(8)}.part")
         try:
