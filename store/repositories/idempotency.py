@@ -30,9 +30,26 @@ def begin(session: Session, workspace_id: str, key: str, request_hash: str) -> t
             return row, False
         except IntegrityError:  # a request at the same time was faster, and has been answered by now
             found = session.get_one(IdempotencyKey, (workspace_id, key))
-    if found.request_hash != request_hash:
-        raise Conflict("this Idempotency-Key was used with another request")
+    _check(found, request_hash)
     return found, True
+
+
+def find(session: Session, workspace_id: str, key: str, request_hash: str) -> IdempotencyKey | None:
+    """What the request with ``key`` answered; None when there was none or it is under way.
+
+    Raises:
+        Conflict: the key was used with another request.
+    """
+    row = session.get(IdempotencyKey, (workspace_id, key))
+    if row is None or row.status_code is None:
+        return None
+    _check(row, request_hash)
+    return row
+
+
+def _check(row: IdempotencyKey, request_hash: str) -> None:
+    if row.request_hash != request_hash:
+        raise Conflict("this Idempotency-Key was used with another request")
 
 
 def complete(session: Session, row: IdempotencyKey, status_code: int, response: Mapping[str, Any]) -> None:
