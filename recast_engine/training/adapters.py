@@ -93,6 +93,8 @@ class AdapterSet:
                     inject_adapter_in_model(lora, backbone.transformer, name)
                 except ValueError as error:
                     raise ConfigError(f"lora.targets {targets}: {error}") from None
+                finally:
+                    vars(backbone.transformer).pop("peft_config", None)  # the layers hold all there is
         self._layers: dict[str, Any] = {
             name: module
             for name, module in backbone.transformer.named_modules()
@@ -165,8 +167,6 @@ class AdapterSet:
         for name, layer in self._layers.items():
             parent, _, child = name.rpartition(".")
             setattr(self.backbone.transformer.get_submodule(parent), child, layer.get_base_layer())
-        if hasattr(self.backbone.transformer, "peft_config"):
-            del self.backbone.transformer.peft_config
 
 
 @contextmanager

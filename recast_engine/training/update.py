@@ -108,7 +108,8 @@ def update_policy(
     pairs = draw_pairs(used, len(sigmas) - 1, config.timesteps_per_image, generator)
     report = UpdateReport(step, len(advantages.usable), len(used), pairs=len(pairs))
     parameters = adapters.parameters(POLICY)
-    for chunk in torch.split(pairs, config.batch_size * config.accumulation):
+    chunks = torch.split(pairs, config.batch_size * config.accumulation) if len(pairs) else ()
+    for chunk in chunks:
         if observer.should_stop():
             raise Stopped
         optimizer.zero_grad(set_to_none=True)
