@@ -101,13 +101,16 @@ def _objective(
         for label, table in tables.items()
     }
     columns = {label: objectives.objective(part, applicable) for label, part in parts.items()}
+    differences = _differences(columns, baseline, seed)
+    for difference in differences.values():
+        difference["direction"] = verdict.objective_direction(difference)
     return {
         "budgets": dict(budgets),
         "reference": {reward: asdict(one) for reward, one in reference.items()},
         "means": {
             label: asdict(statistics.mean_interval(values, seed=seed)) for label, values in columns.items()
         },
-        "differences": _differences(columns, baseline, seed),
+        "differences": differences,
         "contributions": {
             label: _contributions(part, parts[baseline], columns[label] - columns[baseline])
             for label, part in parts.items()

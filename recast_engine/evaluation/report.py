@@ -19,6 +19,7 @@ from recast_engine.evaluation.verdict import DIVERSITY_FLOOR, signed
 
 MAX_CELL = 192
 """Side in pixels that images are reduced to on the page; the sample files keep them as drawn."""
+GAP = 2
 PLOT_FLOOR = 0.25
 """The interval plots reach at least this far, in standard deviations of the baseline."""
 
@@ -26,7 +27,7 @@ WORDS = {
     "up": "higher",
     "down": "lower",
     "unclear": "not confirmed",
-    "none": "no difference found",
+    "none": "no difference",
 }
 
 
@@ -47,7 +48,9 @@ def _environment() -> Environment:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}".replace("-", "−")
+    if value is None:
+        return "–"
+    return f"{value:.4g}".replace("-", "−") if abs(value) > 1e-9 else "0"
 
 
 def _p_value(value: float | None) -> str:
@@ -56,21 +59,30 @@ def _p_value(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def data_uri(png: bytes) -> str:
-    """A PNG as an image source that needs no request."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def data_uri(picture: bytes, kind: str = "png") -> str:
+    """An encoded picture as an image source that needs no request."""
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
 def strip(images: NDArray[np.uint8]) -> dict[str, Any]:
-    """Images (N, H, W, 3) side by side as ``{src, width, height}``, reduced to ``MAX_CELL``."""
-    count, height, width, _ = images.shape
-    row = Image.fromarray(images.transpose(1, 0, 2, 3).reshape(height, count * width, 3))
-    scale = min(1.0, MAX_CELL / max(height, width))
-    if scale < 1:
-        row = row.resize((round(row.width * scale), round(row.height * scale)), Image.Resampling.LANCZOS)
+    """Images (N, H, W, 3) side by side as ``{src, width, height, count}``.
+
+    Small images are kept as they are (PNG); larger ones are reduced to ``MAX_CELL`` (WebP). Between two
+    images stay ``GAP`` transparent pixels.
+    """
+    cells = [Image.fromarray(image) for image in images]
+    if max(cells[0].size) > MAX_CELL:
+        for cell in cells:
+            cell.thumbnail((MAX_CELL, MAX_CELL), Image.Resampling.LANCZOS)
+    width, height = cells[0].size
+    row = Image.new("RGBA", (len(cells) * (width + GAP) - GAP, height))
+    for number, cell in enumerate(cells):
+        row.paste(cell, (number * (width + GAP), 0))
+    kind = "png" if max(images.shape[1:3]) <= MAX_CELL else "webp"
     buffer = io.BytesIO()
-    row.save(buffer, format="PNG", optimize=True)
-    return {"src": data_uri(buffer.getvalue()), "width": row.width, "height": row.height, "count": count}
+    row.save(buffer, format=kind, quality=88)
+    src = data_uri(buffer.getvalue(), kind)
+    return {"src": src, "width": row.width, "height": row.height, "count": len(cells)}
 
 
 def _effect(difference: Mapping[str, Any], scale: float | None, reach: float) -> dict[str, float] | None:

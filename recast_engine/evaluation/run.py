@@ -57,7 +57,7 @@ def evaluate(
         ``images_per_prompt``, ``seed_rule``,
         ``metrics`` {reward: {objective, held_out, higher_is_better, prompts, baseline_std,
         means {label: MeanInterval + failed}, differences {label: PairedDifference + p_holm, direction}}},
-        ``objective`` None or {budgets, reference {reward: {mean, std}}, means, differences,
+        ``objective`` None or {budgets, reference {reward: {mean, std}}, means, differences + direction,
         contributions {label: {reward: mean difference}}},
         ``diversity`` {label: {mean, ratio}}, ``samples`` [{label, name}], ``provenance`` {label: header of
         the adapter file}, ``config``, ``versions``, ``cost``. Numbers that do not exist are None.

@@ -30,9 +30,16 @@ def direction(difference: Mapping[str, Any], p_value: float | None) -> Direction
     return "unclear" if leaves_zero_out or rejected else "none"
 
 
+def objective_direction(difference: Mapping[str, Any]) -> Direction:
+    """By the interval alone: the objective is one comparison that was named beforehand."""
+    if difference["low"] is None:
+        return "none"
+    return "up" if difference["low"] > 0 else "down" if difference["high"] < 0 else "none"
+
+
 def signed(value: float) -> str:
     """Three significant digits with a sign, a real minus."""
-    text = f"{value:+.3g}" if value else "0"
+    text = f"{value:+.3g}" if abs(value) > 1e-9 else "0"
     return text.replace("-", "−")
 
 
@@ -74,14 +81,14 @@ def _headline(report: Mapping[str, Any], label: str) -> Finding:
     if difference["low"] is None:
         return _finding("caution", f"{pair}: too little was scored to compare the weighted objective.")
     figures = (
-        f"{interval(difference)} standard deviations of the baseline; higher on {difference['wins']} of "
-        f"{difference['prompts']} prompts, lower on {difference['losses']}"
+        f"{interval(difference)} standard deviations of the baseline's scores; higher on "
+        f"{difference['wins']} of {difference['prompts']} prompts, lower on {difference['losses']}"
     )
-    if difference["low"] > 0:
-        return _finding("good", f"{pair}: the weighted objective is higher, by {figures}.")
-    if difference["high"] < 0:
-        return _finding("bad", f"{pair}: the weighted objective is lower, by {figures}.")
-    return _finding("neutral", f"{pair}: no difference found in the weighted objective, {figures}.")
+    if difference["direction"] == "up":
+        return _finding("good", f"{pair}: the weighted objective is higher: {figures}.")
+    if difference["direction"] == "down":
+        return _finding("bad", f"{pair}: the weighted objective is lower: {figures}.")
+    return _finding("neutral", f"{pair}: no difference found in the weighted objective: {figures}.")
 
 
 def _directions(report: Mapping[str, Any], label: str) -> dict[str, Direction]:

@@ -61,7 +61,7 @@ def report():
             "budgets": {"geneval": 0.5, "ocr": 0.5},
             "reference": {},
             "means": {"base": summary(0.0), "tuned": summary(0.3)},
-            "differences": {"tuned": difference(0.3, 0.2, 0.4)},
+            "differences": {"tuned": difference(0.3, 0.2, 0.4) | {"direction": "up"}},
             "contributions": {"tuned": {"geneval": 0.29, "ocr": -0.01}},
         },
         "diversity": {"base": {"mean": 0.3, "ratio": 1.0}, "tuned": {"mean": 0.29, "ratio": 0.97}},
@@ -100,7 +100,7 @@ def test_direction_takes_interval_and_test_together(low, high, p, expected):
 def test_verdict_says_what_is_supported(report):
     text, findings = verdict.write(report)
     assert findings[0]["tone"] == "good"
-    assert "the weighted objective is higher, by +0.3 (95% interval +0.2 to +0.4)" in text
+    assert "the weighted objective is higher: +0.3 (95% interval +0.2 to +0.4)" in text
     assert "higher on 40 of 48 prompts, lower on 8" in text
     assert "Clearly higher: geneval +0.12" in text
     assert "Clearly lower: clipscore −0.02" in text
@@ -116,7 +116,9 @@ def test_verdict_says_what_is_supported(report):
     [(-0.4, -0.1, "bad", "is lower"), (-0.1, 0.1, "neutral", "no difference found")],
 )
 def test_headline_does_not_flatter(report, low, high, tone, words):
-    report["objective"]["differences"]["tuned"] |= {"mean": (low + high) / 2, "low": low, "high": high}
+    shown = report["objective"]["differences"]["tuned"]
+    shown |= {"mean": (low + high) / 2, "low": low, "high": high}
+    shown["direction"] = verdict.objective_direction(shown)
     _, findings = verdict.write(report)
     assert findings[0]["tone"] == tone
     assert words in findings[0]["text"]
@@ -132,10 +134,10 @@ def test_page_carries_every_figure(report):
     shown = {label: np.zeros((2, 4, 48, 48, 3), np.uint8) for label in ("base", "tuned")}
     prompts = ["a red circle", 'the word "A&B"']
     page = render_report(report, shown, prompts, [ALLOCATION | {"title": "stage 1"}])
-    figures = ("+0.12", "40 / 0 / 8", "&lt; 0.001", "held out", "no difference found")
+    figures = ("+0.12", "40 / 0 / 8", "&lt; 0.001", "held out", "no difference")
     for text in (*figures, "stage 1", "A&amp;B"):
         assert text in page
-    for label in ("Solver", "SHA-256", "Resolved configuration", "Adapter of tuned"):
+    for label in ("With diffusers", "SHA-256", "Resolved configuration", "Adapter of tuned"):
         assert label in page
     assert page.count("data:image/png;base64,") == 2 * 2 + 1
     assert "StrictUndefined" not in page
@@ -153,9 +155,10 @@ def test_page_without_objective_or_allocation(report):
 
 def test_strip_reduces_large_images_and_keeps_small_ones():
     small = strip(np.random.default_rng(0).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8))
-    assert (small["width"], small["height"], small["count"]) == (144, 48, 3)
+    assert (small["width"], small["height"], small["count"]) == (3 * 48 + 2 * 2, 48, 3)
     large = strip(np.zeros((2, 512, 512, 3), np.uint8))
-    assert (large["width"], large["height"]) == (384, 192)
+    assert (large["width"], large["height"]) == (2 * 192 + 2, 192)
+    assert large["src"].startswith("data:image/webp")
 
 
 def test_heatmap_shows_the_matrix(tmp_path):
