@@ -15,6 +15,7 @@ from recast_engine.profiling.profile import Curve
 Array = NDArray[np.float64]
 
 RESAMPLES = 1000
+BOOTSTRAP_NUMBERS = 2_000_000  # weights held at once, which bounds memory for large prompt sets
 RELATIVE_NOISE = 1e-6  # scores are float32: a spread below this share of their size is rounding
 VIOLATION_SE = 3.0  # about a 5% chance anywhere among the 36 pairs of 9 levels
 FEW_PROMPTS = 8
@@ -129,9 +130,13 @@ def _bootstrap(measured: Sequence[Moments], raw: Array, rng: np.random.Generator
     """(B, L) replicates of the raw curve; units that no level can use are never drawn."""
     units = np.any([level.usable for level in measured], axis=0)
     count = int(units.sum())
-    weights = np.zeros((RESAMPLES, len(units)))
-    weights[:, units] = rng.multinomial(count, np.full(count, 1.0 / count), size=RESAMPLES)
-    replicates = np.stack([level.divergence(weights) for level in measured], axis=1)
+    replicates = np.empty((RESAMPLES, len(measured)))
+    at_once = max(1, BOOTSTRAP_NUMBERS // len(units))
+    for start in range(0, RESAMPLES, at_once):
+        rows = replicates[start : start + at_once]
+        weights = np.zeros((len(rows), len(units)))
+        weights[:, units] = rng.multinomial(count, np.full(count, 1.0 / count), size=len(rows))
+        rows[:] = np.stack([level.divergence(weights) for level in measured], axis=1)
     return np.where(np.isfinite(replicates), replicates, raw)
 
 

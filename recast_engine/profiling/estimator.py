@@ -137,7 +137,7 @@ def renyi_self_tilted(
     if found.prompts == 0:
         raise InvalidArgument("clean, rollout: no prompt has two images with finite optimality")
     value = float(found.divergence(np.ones(count)))
-    if math.isnan(value):
+    if not math.isfinite(value):
         raise InvalidArgument("clean, rollout: the optimality vanishes on (almost) all images")
     return Estimate(value, jackknife(found), found.prompts, found.images)
 
@@ -206,7 +206,8 @@ def _second_order(values: Array, present: NDArray[np.bool_]) -> tuple[Array, Arr
     numerator = same.sum(axis=1) / same_count.sum(axis=1)
     denominator = _different_image_pairs(values) / _different_image_pairs(count)
     mean = values.sum(axis=2) / count.sum(axis=2)
-    centre = np.nanmean(np.where(count.any(axis=2), mean, np.nan), axis=1, keepdims=True)
+    used = count.any(axis=2)
+    centre = np.sum(mean, axis=1, keepdims=True, where=used) / used.sum(axis=1, keepdims=True)
     image_denominator = denominator[:, None] + 2 * centre * (mean - centre)
     return numerator, denominator, same / same_count, image_denominator
 

@@ -73,21 +73,23 @@ def choose_prompts(
 ) -> list[int]:
     """Places of ``count`` prompts (all, if there are fewer), drawn without replacement.
 
-    Stratified: prompts with the same tag and the same applicable rewards are drawn in proportion, since a
-    plain draw may leave a rare kind, and with it a reward, out by chance.
+    Systematic sampling: prompts are shuffled, laid out kind by kind (same tag and same applicable rewards),
+    and every N / count-th is taken from a random start. Each prompt is equally likely and each kind is drawn
+    in proportion; a plain draw may leave a rare kind, and with it a reward, out by chance.
 
     Args:
         applicable: (R, N).
     """
     rng = np.random.default_rng(seed)
-    strata: dict[tuple[str | None, bytes], list[int]] = {}
+    kinds: dict[tuple[str | None, bytes], list[int]] = {}
     for place in rng.permutation(len(prompts)).tolist():
-        strata.setdefault((prompts[place].tag, applicable[:, place].tobytes()), []).append(place)
-    ranked: list[tuple[float, int]] = []
-    for members in strata.values():
-        offset = rng.random()
-        ranked += [((rank + offset) / len(members), place) for rank, place in enumerate(members)]
-    return sorted(place for _, place in sorted(ranked)[:count])
+        kinds.setdefault((prompts[place].tag, applicable[:, place].tobytes()), []).append(place)
+    laid_out = [place for members in kinds.values() for place in members]
+    if count >= len(laid_out):
+        return sorted(laid_out)
+    stride = len(laid_out) / count
+    start = rng.random() * stride
+    return sorted(laid_out[int(start + index * stride)] for index in range(count))
 
 
 def measure_profile(
