@@ -59,6 +59,7 @@ def _metric(
     own = columns[baseline][np.isfinite(columns[baseline])]
     return {
         "objective": info.objective,
+        "summary": info.summary,
         "held_out": info.role == "held_out",
         "higher_is_better": info.higher_is_better,
         "baseline_std": float(own.std()) if own.size else None,

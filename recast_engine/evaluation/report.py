@@ -105,12 +105,17 @@ def _rows(report: Mapping[str, Any], label: str) -> tuple[list[dict[str, Any]], 
     rows: list[dict[str, Any]] = []
     if report["objective"] is not None:
         rows.append(
-            {"name": "weighted objective", "kind": "budgets over rewards", "held_out": False, "scale": 1.0}
+            {
+                "name": "weighted objective",
+                "kind": "in standard deviations of the baseline",
+                "held_out": False,
+                "scale": 1.0,
+            }
             | {"means": report["objective"]["means"], "difference": report["objective"]["differences"][label]}
         )
     for name, metric in report["metrics"].items():
         rows.append(
-            {"name": name, "kind": metric["objective"].replace("_", " "), "held_out": metric["held_out"]}
+            {"name": name, "kind": metric["summary"], "held_out": metric["held_out"]}
             | {"scale": metric["baseline_std"], "means": metric["means"]}
             | {"difference": metric["differences"][label]}
         )

@@ -55,7 +55,7 @@ def evaluate(
         ``verdict`` (text), ``findings`` ([{tone, text}]), ``subjects`` (labels), ``baseline``, ``model``,
         ``prompts`` {used, available, sha256}, ``images_per_subject``, ``steps``, ``solver``, ``seeds``,
         ``images_per_prompt``, ``seed_rule``,
-        ``metrics`` {reward: {objective, held_out, higher_is_better, prompts, baseline_std,
+        ``metrics`` {reward: {objective, summary, held_out, higher_is_better, prompts, baseline_std,
         means {label: MeanInterval + failed}, differences {label: PairedDifference + p_holm, direction}}},
         ``objective`` None or {budgets, reference {reward: {mean, std}}, means, differences + direction,
         contributions {label: {reward: mean difference}}},

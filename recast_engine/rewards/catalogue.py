@@ -20,12 +20,14 @@ Role = Literal["training", "held_out", "both"]
 class RewardInfo:
     """A catalogue entry.
 
-    ``public_source`` is the hub repository of the full-size checkpoint, if it has one; ``public_gap`` says
-    why full-size images cannot be scored yet, whatever is installed.
+    ``summary`` says what the score is, for people. ``public_source`` is the hub repository of the full-size
+    checkpoint, if it has one; ``public_gap`` says why full-size images cannot be scored yet, whatever is
+    installed.
     """
 
     id: str
     objective: str
+    summary: str
     range: tuple[float, float]
     role: Role
     licence: str
@@ -59,19 +61,26 @@ class RewardInfo:
 REWARDS: dict[str, RewardInfo] = {
     info.id: info
     for info in (
-        RewardInfo("clipscore", "prompt_fidelity", (-1.0, 1.0), "training", "MIT",
+        RewardInfo("clipscore", "prompt_fidelity", "cosine of image and prompt under CLIP",
+                   (-1.0, 1.0), "training", "MIT",
                    public_source="openai/clip-vit-large-patch14", public_revision="main"),
-        RewardInfo("hpsv2", "appearance", (-1.0, 1.0), "training", "Apache-2.0",
+        RewardInfo("hpsv2", "appearance", "human preference: cosine under a CLIP tuned on choices",
+                   (-1.0, 1.0), "training", "Apache-2.0",
                    public_source="xswu/HPSv2", public_revision="main",
                    public_gap="the published checkpoint is a pickle, which is never loaded; its conversion"
                    " to safetensors is not available yet"),
-        RewardInfo("pickscore", "appearance", (-100.0, 100.0), "training", "MIT",
+        RewardInfo("pickscore", "appearance", "human preference: logit of a CLIP tuned on choices",
+                   (-100.0, 100.0), "training", "MIT",
                    public_source="yuvalkirstain/PickScore_v1", public_revision="main"),
-        RewardInfo("geneval", "composition", (0.0, 1.0), "training", "MIT", needs_metadata=("include",),
+        RewardInfo("geneval", "composition",
+                   "share of the prompt's objects, counts, colours and positions that are right",
+                   (0.0, 1.0), "training", "MIT", needs_metadata=("include",),
                    public_gap="an object detector for full-size images is not available yet"),
-        RewardInfo("ocr", "text_accuracy", (0.0, 1.0), "training", "Apache-2.0", needs_metadata=("text",),
+        RewardInfo("ocr", "text_accuracy", "share of the wanted letters that can be read",
+                   (0.0, 1.0), "training", "Apache-2.0", needs_metadata=("text",),
                    modules=("rapidocr", "onnxruntime")),
-        RewardInfo("aesthetic", "appearance", (0.0, 10.0), "held_out", "MIT",
+        RewardInfo("aesthetic", "appearance", "quality of the image alone, 0 to 10",
+                   (0.0, 10.0), "held_out", "MIT",
                    public_source="openai/clip-vit-large-patch14", public_revision="main",
                    public_gap="the published linear head is a pickle, which is never loaded; its conversion"
                    " to safetensors is not available yet"),

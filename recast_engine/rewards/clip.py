@@ -52,14 +52,19 @@ class ClipEmbedder:
             image_processor = CLIPImageProcessorPil.from_pretrained(source, **where)
             tokenizer = CLIPTokenizer.from_pretrained(source, **where)
         except (OSError, ValueError) as error:
-            name = source.name if isinstance(source, Path) else source
-            raise WeightsUnavailable(f"weights of {name} cannot be loaded: {type(error).__name__}") from error
+            remedy = f"run hf download {source}"
+            if isinstance(source, Path):
+                remedy = "run python -m recast_engine.miniature.build"
+            name = Path(source).name
+            raise WeightsUnavailable(
+                f"weights of {name} are incomplete ({type(error).__name__}): {remedy}"
+            ) from error
         return cls(model, image_processor, tokenizer, device=device)
 
     @property
     def logit_scale(self) -> float:
         """The factor that CLIP learned for its cosines (exp of the stored parameter)."""
-        return float(self.model.logit_scale.exp())
+        return float(self.model.logit_scale.float().exp())
 
     @torch.no_grad()
     def images(self, images: NDArray[np.uint8]) -> Tensor:

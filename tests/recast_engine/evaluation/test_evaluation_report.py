@@ -28,6 +28,7 @@ def metric(base, tuned, diff, held_out=False, failed=0):
     direction = verdict.direction(diff, diff["p_value"])
     return {
         "objective": "appearance",
+        "summary": "how it looks",
         "held_out": held_out,
         "higher_is_better": True,
         "prompts": 48,

@@ -133,6 +133,8 @@ def test_missing_weights_say_so(tmp_path, clip_folder, embedder):
     (partial / "model.safetensors").unlink()
     with pytest.raises(WeightsUnavailable, match="partial"):
         ClipEmbedder.load(partial)
+    with pytest.raises(WeightsUnavailable, match="hf download someone/no-such-model"):
+        ClipEmbedder.load("someone/no-such-model", revision="main")
     with pytest.raises(WeightsUnavailable, match="head"):
         Aesthetic.load(embedder, tmp_path)
 
