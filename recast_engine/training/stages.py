@@ -126,6 +126,7 @@ def make_allocation(
     allocation = {
         **result.to_dict(),
         "rewards": list(stage.rewards),
+        "budgets": dict(zip(stage.rewards, result.budgets.tolist(), strict=True)),
         "sigmas": sigmas.tolist(),
         "gains": gains.tolist(),
     }
