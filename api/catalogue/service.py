@@ -25,10 +25,10 @@ def rewards(model: str | None = None) -> list[RewardView]:
     return [_reward_view(info, [MODELS[model]] if model else MODELS.values()) for info in REWARDS.values()]
 
 
-def known_model(name: str) -> ModelInfo:
-    """The catalogue entry of a model. Raises Invalid naming the field ``model``."""
+def known_model(name: str, *loc: str | int) -> ModelInfo:
+    """The catalogue entry of a model. Raises Invalid at ``loc`` (``model`` by default)."""
     if name not in MODELS:
-        raise invalid("model", msg=_unknown("model", name, MODELS))
+        raise invalid(*(loc or ("model",)), msg=_unknown("model", name, MODELS))
     return MODELS[name]
 
 

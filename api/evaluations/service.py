@@ -9,7 +9,7 @@ from typing import IO
 from sqlalchemy.orm import Session
 
 from api import references
-from api.catalogue.service import available_model, resolve_budgets, reward_problems
+from api.catalogue.service import available_model, known_model, resolve_budgets, reward_problems
 from api.context import Caller, Context
 from api.evaluations.estimates import evaluation_work
 from api.evaluations.schemas import EvaluationView
@@ -77,7 +77,7 @@ def _base(session: Session, caller: Caller, subject: Subject, index: int) -> str
     if subject.adapter is not None:
         return references.adapter(session, caller, subject.adapter, "subjects", index, "adapter").base_model
     assert subject.base_model is not None  # the config requires exactly one of the two
-    return subject.base_model
+    return known_model(subject.base_model, "subjects", index, "base_model").id
 
 
 def _objective_problems(config: EvaluationConfig, objective: dict[str, float]) -> Iterator[FieldError]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -12,7 +11,6 @@ from api import references
 from api.catalogue.service import available_model, metadata_problem, resolve_budgets
 from api.context import Caller, Context
 from api.refusals import FieldError, Invalid, Problems
-from recast_engine import config as configs
 from recast_engine.backbones.catalogue import LORA_LAYERS, ModelInfo
 from recast_engine.config import StageAllocation, StageConfig, TrainingConfig
 from recast_engine.prompts import Prompt
@@ -46,11 +44,6 @@ def resolve(context: Context, caller: Caller, config: TrainingConfig) -> tuple[T
     sampling = replace(config.sampling, shift=config.sampling.shift or model.shift)
     resolved = replace(config, stages=tuple(stages), sampling=sampling, prompt_set_sha256=sha256)
     return resolved, prompts or []
-
-
-def dump(config: TrainingConfig) -> dict[str, Any]:
-    """The config as it is stored."""
-    return configs.dump(config)
 
 
 def _adapter_problems(
@@ -87,8 +80,8 @@ def _stage(
     stage = config.stages[index]
     budgets, wrong = resolve_budgets(stage.budgets, model, "stages", index, "budgets")
     problems.add(wrong)
-    for reward in budgets:
-        if prompts is not None and (problem := metadata_problem(reward, prompts)):
+    for reward, share in budgets.items():
+        if share > 0 and prompts is not None and (problem := metadata_problem(reward, prompts)):
             problems.add([FieldError(("body", "stages", index, "budgets"), problem)])
     if not budgets:
         return stage

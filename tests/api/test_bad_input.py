@@ -1,0 +1,281 @@
+"""What API.md lists as bad input: 4xx problem+json naming the field, and nothing started."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+GAINS = {"gains": {"ocr": [1.0, 2.0], "hpsv2": [2.0, 1.0]}, "budgets": {"ocr": 1.0, "hpsv2": 1.0}}
+
+
+def merged(body, change):
+    body = copy.deepcopy(body)
+    for path, value in change.items():
+        target = body
+        *parents, last = path.split("/")
+        for part in parents:
+            target = target[int(part)] if part.isdecimal() else target.setdefault(part, {})
+        target[int(last) if last.isdecimal() else last] = value
+    return body
+
+
+def refused(answer, status=422):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:recast:problem:")
+    assert problem["instance"] == answer.request.url.path
+    return problem
+
+
+def fields(problem):
+    return {".".join(str(part) for part in item["loc"]) for item in problem["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"nonsense": 1}, "body.nonsense"),
+        ({"sampling/nonsense": 1}, "body.sampling.nonsense"),
+        ({"model": "nothing"}, "body.model"),
+        ({"model": "sd3.5-medium"}, "body.model"),
+        ({"prompt_set": "pset_nothing"}, "body.prompt_set"),
+        ({"adapter": "adapt_nothing"}, "body.adapter"),
+        ({"stages": []}, "body.stages"),
+        ({"stages/0/epochs": 0}, "body.stages.0.epochs"),
+        ({"stages/0/epochs": "2"}, "body.stages.0.epochs"),
+        ({"stages/0/epochs": 1.5}, "body.stages.0.epochs"),
+        ({"stages/0/budgets": {}}, "body.stages.0.budgets"),
+        ({"stages/0/budgets": {"ocr": -1}}, "body.stages.0.budgets.ocr"),
+        ({"stages/0/budgets": {"ocr": float("nan")}}, "body.stages.0.budgets.ocr"),
+        ({"stages/0/budgets": {"ocr": float("inf")}}, "body.stages.0.budgets.ocr"),
+        ({"stages/0/budgets": {"ocr": 0, "clipscore": 0}}, "body.stages.0.budgets"),
+        ({"stages/0/budgets": {"beauty": 1}}, "body.stages.0.budgets.beauty"),
+        ({"stages/0/budgets": {"aesthetic": 1}}, "body.stages.0.budgets.aesthetic"),
+        ({"stages/0/budgets": {"ocr": True}}, "body.stages.0.budgets.ocr"),
+        ({"stages/0/allocation": "alloc_nothing"}, "body.stages.0.allocation"),
+        ({"stages/0/allocation": {"method": "magic"}}, "body.stages.0.allocation.StageAllocation.method"),
+        ({"stages/0/allocation": {"profile": "prof_nothing"}}, "body.stages.0.allocation.profile"),
+        ({"stages/0/allocation": {"temperature": 0}}, "body.stages.0.allocation.StageAllocation.temperature"),
+        ({"sampling/steps": 0}, "body.sampling.steps"),
+        ({"sampling/steps": 1001}, "body.sampling.steps"),
+        ({"sampling/shift": float("nan")}, "body.sampling.shift"),
+        ({"lora": {"targets": ["to_q", "nowhere"]}}, "body.lora.targets.1"),
+        ({"lora": {"targets": []}}, "body.lora.targets"),
+        ({"lora": {"rank": 0}}, "body.lora.rank"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "body.optimizer.betas.1"),
+        ({"seed": -1}, "body.seed"),
+        ({"prompt_set_sha256": "0" * 64}, "body.prompt_set_sha256"),
+    ],
+)
+def test_a_training_that_cannot_work_names_the_field(client, training, job_count, change, field):
+    content = json.dumps(merged(training, change))
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/trainings", "/v1/trainings/estimate"):
+        problem = refused(client.post(path, content=content, headers=headers))
+        assert field in fields(problem), problem
+    assert job_count() == 0
+
+
+def test_all_offending_fields_are_named_at_once(client, training, job_count):
+    change = {"seed": -1, "sampling/steps": 0, "stages/0/budgets/ocr": -2, "nonsense": 1}
+    problem = refused(client.post("/v1/trainings", json=merged(training, change)))
+    assert fields(problem) == {
+        "body.seed",
+        "body.sampling.steps",
+        "body.stages.0.budgets.ocr",
+        "body.nonsense",
+    }
+    change = {
+        "prompt_set": "pset_nothing",
+        "adapter": "adapt_nothing",
+        "stages/0/budgets": {"beauty": 1, "fame": 1},
+        "lora": {"targets": ["nowhere"]},
+    }
+    problem = refused(client.post("/v1/trainings", json=merged(training, change)))
+    assert fields(problem) == {
+        "body.prompt_set",
+        "body.adapter",
+        "body.stages.0.budgets.beauty",
+        "body.stages.0.budgets.fame",
+        "body.lora.targets.0",
+    }
+    assert job_count() == 0
+
+
+def test_a_reward_without_its_metadata_is_refused(client, training, job_count):
+    plain = client.post("/v1/prompt-sets", json={"name": "plain", "content": "a red circle\n"}).json()["id"]
+    problem = refused(client.post("/v1/trainings", json=training | {"prompt_set": plain}))
+    assert fields(problem) == {"body.stages.0.budgets"}
+    assert "'ocr' needs prompts with 'text'" in problem["errors"][0]["msg"]
+    profile = {"model": "miniature", "prompt_set": plain, "rewards": ["clipscore", "geneval"]}
+    assert fields(refused(client.post("/v1/profiles", json=profile))) == {"body.rewards.1"}
+    silenced = merged(training, {"prompt_set": plain, "stages/0/budgets/ocr": 0})
+    assert client.post("/v1/trainings/estimate", json=silenced).status_code == 200
+    assert job_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"rewards": []}, "body.rewards"),
+        ({"rewards": "ocr"}, "body.rewards"),
+        ({"rewards": ["beauty"]}, "body.rewards.0"),
+        ({"rewards": ["ocr", "ocr"]}, "body.rewards.1"),
+        ({"estimator": {"kind": "external_proposal"}}, "body.estimator.kind"),
+        ({"estimator": {"levels": 2}}, "body.estimator.levels"),
+        ({"estimator": {"alpha": float("-inf")}}, "body.estimator.alpha"),
+        ({"estimator": {"sampling_steps": 1001}}, "body.estimator.sampling_steps"),
+        ({"webhook_url": "http://localhost"}, "body.webhook_url"),
+    ],
+)
+def test_a_profile_that_cannot_work_names_the_field(client, prompt_set, job_count, change, field):
+    body = {"model": "miniature", "prompt_set": prompt_set, "rewards": ["ocr"]} | change
+    headers = {"Content-Type": "application/json"}
+    problem = refused(client.post("/v1/profiles", content=json.dumps(body), headers=headers))
+    assert field in fields(problem)
+    assert job_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"baseline": "other"}, "body"),
+        ({"subjects": []}, "body.subjects"),
+        ({"subjects/0": {"label": "base"}}, "body.subjects.0"),
+        ({"subjects/0/base_model": "nothing"}, "body.subjects.0.base_model"),
+        ({"subjects/0/base_model": "sd3.5-medium"}, "body.subjects.1"),
+        ({"subjects/1": {"label": "tuned", "adapter": "adapt_nothing"}}, "body.subjects.1.adapter"),
+        ({"subjects/1": {"label": "base", "base_model": "miniature"}}, "body"),
+        ({"model": "sd3.5-medium"}, "body.subjects.0"),
+        ({"rewards": ["beauty"]}, "body.rewards.0"),
+        ({"objective": {"ocr": 1}}, "body.objective"),
+        ({"objective": {"beauty": 1}}, "body.objective.beauty"),
+        ({"steps": 0}, "body.steps"),
+        ({"images_per_prompt": 0}, "body.images_per_prompt"),
+        ({"judge": {"kind": "pairwise"}}, "body.judge"),
+    ],
+)
+def test_an_evaluation_that_cannot_work_names_the_field(client, prompt_set, job_count, change, field):
+    body = {
+        "subjects": [
+            {"label": "base", "base_model": "miniature"},
+            {"label": "again", "base_model": "miniature"},
+        ],
+        "baseline": "base",
+        "rewards": ["clipscore"],
+        "prompt_set": prompt_set,
+    }
+    problem = refused(client.post("/v1/evaluations", json=merged(body, change)))
+    assert field in fields(problem), problem
+    assert job_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"gains": {"ocr": [1.0, float("nan")], "hpsv2": [2.0, 1.0]}}, "body.gains.ocr.1"),
+        ({"gains": {"ocr": [1.0, -1.0], "hpsv2": [2.0, 1.0]}}, "body.gains.ocr.1"),
+        ({"gains": {"ocr": [1.0], "hpsv2": [2.0, 1.0]}}, "body"),
+        ({"gains": {"ocr": [], "hpsv2": []}}, "body.gains.ocr"),
+        ({"gains": {"=cmd()": [1.0, 1.0]}, "budgets": {"=cmd()": 1}}, "body.gains.=cmd().[key]"),
+        ({"steps": 3}, "body"),
+        ({"steps": 0}, "body.steps"),
+        ({"steps": 1001}, "body.steps"),
+        ({"budgets": {"ocr": -1, "hpsv2": 1}}, "body.budgets.ocr"),
+        ({"budgets": {"ocr": 0, "hpsv2": 0}}, "body.budgets"),
+        ({"budgets": {"ocr": 1}}, "body.gains.hpsv2"),
+        ({"budgets": {"ocr": 1, "hpsv2": 1, "beauty": 1}}, "body.budgets.beauty"),
+        ({"temperature": 0}, "body.temperature"),
+        ({"temperature": 1e-300}, "body"),
+        ({"method": "sinkhorn"}, "body.method"),
+        ({"profile": "prof_x"}, "body"),
+        ({"shift": 3.0}, "body"),
+        ({"tolerance": 1}, "body.tolerance"),
+    ],
+)
+def test_an_allocation_that_cannot_work_names_the_field(client, change, field):
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/allocations", "/v1/allocations/preview"):
+        problem = refused(client.post(path, content=json.dumps(GAINS | change), headers=headers))
+        assert field in fields(problem), problem
+    assert client.get("/v1/allocations").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{",
+        b"\xff\xfe",
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b'{"model": "a\\u0000b"}',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"seed": 1' + b"0" * 10_000 + b"}",
+        b"NaN",
+    ],
+)
+def test_malformed_json_is_refused(client, job_count, content):
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/trainings", "/v1/profiles", "/v1/evaluations", "/v1/allocations", "/v1/prompt-sets"):
+        problem = refused(client.post(path, content=content, headers=headers))
+        assert problem["errors"][0]["loc"][0] == "body"
+        assert len(json.dumps(problem)) < 5000  # the input is not echoed back
+    assert job_count() == 0
+
+
+def test_other_content_types_are_refused(client, training, job_count):
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        answer = client.post(
+            "/v1/trainings", content=json.dumps(training), headers={"Content-Type": media_type}
+        )
+        refused(answer, 415)
+    assert job_count() == 0
+
+
+def test_a_body_over_the_limit_is_refused(client, settings, training, job_count):
+    content = json.dumps(training | {"padding": "x" * settings.max_body_bytes}).encode()
+    headers = {"Content-Type": "application/json"}
+    refused(client.post("/v1/trainings", content=content, headers=headers), 413)
+
+    def chunks():
+        for start in range(0, len(content), 65536):
+            yield content[start : start + 65536]
+
+    refused(client.post("/v1/trainings", content=chunks(), headers=headers), 413)
+    refused(client.post("/v1/trainings", content=b"{}", headers=headers | {"Content-Length": "x"}), 413)
+    assert job_count() == 0
+
+
+def test_bad_queries_are_refused(client):
+    for path in (
+        "/v1/jobs?limit=0",
+        "/v1/jobs?limit=101",
+        "/v1/jobs?status=sleeping",
+        "/v1/jobs?kind=study",
+        "/v1/jobs?cursor=never-handed-out",
+        "/v1/jobs?cursor=%00",
+        "/v1/jobs/a%00b",
+        "/v1/rewards?model=nothing",
+        "/v1/profiles/prof_x/gains?steps=0",
+        "/v1/profiles/prof_x/gains?steps=1001",
+        "/v1/profiles/prof_x/gains?steps=4&shift=nan",
+        "/v1/adapters/adapt_x/download?format=pickle",
+    ):
+        refused(client.get(path))
+
+
+def test_unknown_paths_and_methods_are_problems(client):
+    refused(client.get("/v1/nothing"), 404)
+    refused(client.put("/v1/trainings"), 405)
+    refused(client.get("/v1/jobs/job_nothing"), 404)
+    for kind in ("profiles", "trainings", "evaluations", "allocations", "adapters", "prompt-sets"):
+        refused(client.get(f"/v1/{kind}/nothing"), 404)
