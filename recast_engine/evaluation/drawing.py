@@ -121,29 +121,27 @@ def draw(
     Raises:
         Stopped: the observer asked to stop, between groups of prompts.
     """
-    started = time.perf_counter()
     prompt_count, per_prompt = plan.seeds.shape
     scores = np.full((len(scorer.rewards), prompt_count, per_prompt), np.nan)
     failed = np.zeros(scores.shape, dtype=bool)
     diversity = np.full(prompt_count, np.nan)
     shown: list[Images] = []
-    calls = 0
+    calls, seconds = 0, 0.0
     group = max(1, BATCH // per_prompt)
     for first in range(0, prompt_count, group):
+        started = time.perf_counter()
         rows = range(first, min(first + group, prompt_count))
         images, used = _draw_group(backbone, plan, rows, steps, observer)
-        prompts = [plan.prompts[row] for row in rows for _ in range(per_prompt)]
-        batch = scorer(images, prompts)
+        batch = scorer(images, [plan.prompts[row] for row in rows for _ in range(per_prompt)])
         scores[:, rows] = batch.values.reshape(-1, len(rows), per_prompt)
         failed[:, rows] = batch.failed.reshape(-1, len(rows), per_prompt)
         by_prompt = images.reshape(len(rows), per_prompt, *images.shape[1:])
         diversity[rows] = [pairwise_distance(own) for own in by_prompt]
         shown += [by_prompt[row - first, : plan.columns] for row in rows if row in plan.shown]
-        calls += int(batch.applicable.sum())
-        observer.cost(model_evaluations=used, reward_calls=int(batch.applicable.sum()))
+        scored, took = int(batch.applicable.sum()), time.perf_counter() - started
+        calls, seconds = calls + scored, seconds + took
+        observer.cost(model_evaluations=used, reward_calls=scored, device_seconds=took)
         observer.advance(done + rows.stop * per_prompt)
-    seconds = time.perf_counter() - started
-    observer.cost(device_seconds=seconds)
     return Drawn(scores, failed, diversity, np.stack(shown), calls, seconds)
 
 

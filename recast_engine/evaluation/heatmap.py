@@ -48,35 +48,50 @@ def _draw_matrix(axes: Any, matrix: NDArray[np.float64], names: Sequence[str]) -
     return image
 
 
+def _draw_demand(axes: Any, demand: Sequence[float]) -> None:
+    """Bars of how much gain the budgets ask of each step; 1 is an even share."""
+    axes.bar(range(len(demand)), demand, width=0.92, color="#b9cdf3")
+    axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=":")
+    axes.set_ylabel("demand", fontsize=8, color=FAINT)
+    axes.tick_params(length=0, labelsize=8, colors=FAINT)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_sigmas(axes: Any, sigmas: Sequence[float], steps: int) -> None:
+    top = axes.secondary_xaxis("top")
+    shown = range(0, steps, max(1, steps // 10))
+    top.set_xticks(list(shown), [f"σ {sigmas[step]:.2f}" for step in shown], fontsize=7)
+    top.tick_params(length=0, colors=FAINT)
+    top.spines["top"].set_visible(False)
+
+
 def heatmap_figure(allocation: Mapping[str, Any]) -> Figure:
     """The figure of a stored allocation.
 
     Args:
         allocation: ``rewards`` (R names), ``budgets`` (list or mapping), ``matrix`` (R x T), and optionally
-            ``sigmas`` (T + 1), shown above the steps, and ``method``.
+            ``sigmas`` (T + 1), shown above the steps, ``diagnostics.demand`` (T), drawn below, ``method``.
     """
     matrix = np.asarray(allocation["matrix"], dtype=np.float64)
-    rewards = list(allocation["rewards"])
     rows, steps = matrix.shape
-    width = min(14.0, 3.2 + 0.55 * steps)
-    figure = Figure(figsize=(width, 1.6 + 0.62 * rows), layout="constrained", facecolor="white")
+    sigmas, demand = allocation.get("sigmas"), allocation.get("diagnostics", {}).get("demand")
+    height = 1.6 + 0.62 * rows + (1.0 if demand else 0.0)
+    figure = Figure(figsize=(min(14.0, 3.2 + 0.55 * steps), height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    budgets = _budgets(allocation)
-    names = [f"{name}\nbudget {budget:.0%}" for name, budget in zip(rewards, budgets, strict=True)]
-    image = _draw_matrix(axes, matrix, names)
-    axes.set_xlabel("denoising step, from noise to image", fontsize=9, color=INK)
-    title = "Which reward acts when"
-    if allocation.get("method"):
-        title += f" ({allocation['method']})"
-    axes.set_title(title, fontsize=11, color=INK, loc="left", pad=22 if allocation.get("sigmas") else 8)
-    if allocation.get("sigmas"):
-        top = axes.secondary_xaxis("top")
-        every = max(1, steps // 10)
-        shown = range(0, steps, every)
-        top.set_xticks(list(shown), [f"σ {allocation['sigmas'][step]:.2f}" for step in shown], fontsize=7)
-        top.tick_params(length=0, colors=FAINT)
-        top.spines["top"].set_visible(False)
+    if demand:
+        axes, lowest = figure.subplots(2, 1, sharex=True, height_ratios=[0.62 * rows + 0.6, 1.0])
+        _draw_demand(lowest, demand)
+    else:
+        axes = lowest = figure.subplots()
+    budgets = zip(allocation["rewards"], _budgets(allocation), strict=True)
+    image = _draw_matrix(axes, matrix, [f"{name}\nbudget {budget:.0%}" for name, budget in budgets])
+    if sigmas:
+        _draw_sigmas(axes, sigmas, steps)
+    lowest.set_xlabel("denoising step, from noise to image", fontsize=9, color=INK)
+    method = f" ({allocation['method']})" if allocation.get("method") else ""
+    title = f"Which reward acts when{method}"
+    axes.set_title(title, fontsize=11, color=INK, loc="left", pad=22 if sigmas else 8)
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=8, colors=FAINT)

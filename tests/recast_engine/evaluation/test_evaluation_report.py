@@ -175,6 +175,12 @@ def test_heatmap_shows_the_matrix(tmp_path):
     assert Image.open(path).width > 300
 
 
+def test_heatmap_draws_the_demand_below():
+    figure = heatmap_figure(ALLOCATION | {"diagnostics": {"demand": [1.5, 0.5, 1.0]}})
+    assert [bar.get_height() for bar in figure.axes[1].patches] == [1.5, 0.5, 1.0]
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), ALLOCATION["matrix"])
+
+
 def test_heatmap_of_many_steps_stays_readable():
     wide = {"rewards": ["a"], "budgets": [1.0], "matrix": [[1.0] * 40]}
     picture = Image.open(io.BytesIO(heatmap_png(wide)))
