@@ -93,8 +93,9 @@ class Job(Base):
     """A profile, training or evaluation, and where it stands.
 
     ``done`` and ``total`` count over the phases of an attempt seen so far, so ``done`` never goes down within
-    an attempt; ``phase_offset`` is what ``done`` was when the current phase began. ``crashes`` counts the
-    attempts that ended without a word since the job was last queued by a person.
+    an attempt; ``phase_offset`` is what ``done`` was when the current phase began, and ``phase_start`` how
+    far that phase was already then (a second stage or a resumed training goes on counting). ``crashes``
+    counts the attempts that ended without a word since the job was last queued by a person.
     """
 
     __tablename__ = "jobs"
@@ -113,6 +114,7 @@ class Job(Base):
     done: Mapped[int] = mapped_column(default=0)
     total: Mapped[int] = mapped_column(default=0)
     phase_offset: Mapped[int] = mapped_column(default=0)
+    phase_start: Mapped[int] = mapped_column(default=0)
     phase_started_at: Mapped[datetime | None]
     error: Mapped[dict[str, Any] | None]
     attempt: Mapped[int] = mapped_column(default=0)

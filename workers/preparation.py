@@ -64,8 +64,9 @@ def _request(
         "resume_from": None,
     }
     if checkpoint := _checkpoint(session, job):
-        request["resume_from"] = str(workdir / "checkpoint")
-        files.append((checkpoint, workdir / "checkpoint"))
+        folder = workdir / "resume" / checkpoint.name
+        request["resume_from"] = str(folder)
+        files.append((checkpoint, folder))
     return request, files
 
 
@@ -80,12 +81,10 @@ def _checkpoint(session: Session, job: Job) -> Artifact | None:
 
 
 def _fetch(runtime: Runtime, artifact: Artifact, target: Path) -> None:
-    """Copy an artifact: a file to ``target``, a folder's files (or a lone checkpoint file) into it."""
+    """Copy an artifact to ``target``, a file or a folder like the one that was stored."""
     if "files" in artifact.meta:
         for name in artifact.meta["files"]:
             runtime.artifacts.fetch(f"{artifact.key}/{name}", target / name)
-    elif artifact.kind == "checkpoint":
-        runtime.artifacts.fetch(artifact.key, target / Path(artifact.name).name)
     else:
         runtime.artifacts.fetch(artifact.key, target)
 

@@ -41,6 +41,7 @@ class Reporter:
 
     def __init__(self, runtime: Runtime, claim: Claim):
         self._runtime, self._claim = runtime, claim
+        self._phase: Event | None = None  # announced, and waiting to hear where it starts
         self._done: int | None = None
         self._cost = no_cost()
         self._written_at = 0.0
@@ -48,12 +49,18 @@ class Reporter:
 
     def handle(self, event: Event) -> None:
         """Store one event of the engine."""
+        if event["type"] != "advance":
+            self._begin_phase()
         handler: Callable[[Event], None] = getattr(self, f"_on_{event['type']}")
         handler(event)
-        self.tick()
+        self._flush_due()
 
     def tick(self) -> None:
-        """Write gathered progress when it is due; call it also when nothing happens."""
+        """Nothing happens for a moment: write what is due."""
+        self._begin_phase()
+        self._flush_due()
+
+    def _flush_due(self) -> None:
         if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
             self.flush()
 
@@ -74,9 +81,19 @@ class Reporter:
 
     def _on_phase(self, event: Event) -> None:
         self.flush()
-        self._write(lambda session: attempts.begin_phase(session, self._claim, event["name"], event["total"]))
+        self._phase = event
+
+    def _begin_phase(self, start: int = 0) -> None:
+        """Write the phase announced last, if it is not written yet; it counts from ``start``."""
+        if self._phase is None:
+            return
+        name, total = self._phase["name"], self._phase["total"]
+        self._phase = None
+        self._write(lambda session: attempts.begin_phase(session, self._claim, name, total, start))
 
     def _on_advance(self, event: Event) -> None:
+        if self._phase is not None:  # a phase that advances at once goes on from there
+            self._begin_phase(event["done"])
         self._done = max(event["done"], self._done or 0)
 
     def _on_cost(self, event: Event) -> None:

@@ -72,6 +72,7 @@ def upgrade() -> None:
         sa.Column("done", sa.Integer(), nullable=False),
         sa.Column("total", sa.Integer(), nullable=False),
         sa.Column("phase_offset", sa.Integer(), nullable=False),
+        sa.Column("phase_start", sa.Integer(), nullable=False),
         sa.Column("phase_started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=False),

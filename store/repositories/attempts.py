@@ -45,6 +45,7 @@ def claim(session: Session, job_id: str, worker: str, lease_seconds: float) -> C
             phase="starting",
             phase_started_at=now,
             phase_offset=0,
+            phase_start=0,
             done=0,
             total=0,
             stop_requested=False,
@@ -86,19 +87,23 @@ def heartbeat(session: Session, claim: Claim, lease_seconds: float) -> bool:
     return job.stop_requested
 
 
-def begin_phase(session: Session, claim: Claim, name: str, total: int) -> None:
-    """A phase of ``total`` units begins after all that is done so far. Raises StaleAttempt."""
+def begin_phase(session: Session, claim: Claim, name: str, total: int, start: int = 0) -> None:
+    """A phase begins that counts from ``start`` to ``total``, after all that is done so far.
+
+    Raises:
+        StaleAttempt: the attempt is over.
+    """
     job = hold(session, claim)
     job.phase, job.phase_started_at = name, utcnow()
-    job.phase_offset = job.done
-    job.total = job.done + max(total, 0)
+    job.phase_offset, job.phase_start = job.done, start
+    job.total = job.done + max(total - start, 0)
     _progress_event(session, job)
 
 
 def progress(session: Session, claim: Claim, done: int) -> None:
-    """``done`` units of the current phase are finished; going back is ignored. Raises StaleAttempt."""
+    """The current phase has counted to ``done``; going back is ignored. Raises StaleAttempt."""
     job = hold(session, claim)
-    reached = min(job.phase_offset + done, job.total)
+    reached = min(job.phase_offset + done - job.phase_start, job.total)
     if reached <= job.done:
         return
     job.done = reached
@@ -106,12 +111,13 @@ def progress(session: Session, claim: Claim, done: int) -> None:
 
 
 def _progress_event(session: Session, job: Job) -> None:
+    before = job.phase_start - job.phase_offset
     data = {
         "phase": job.phase,
         "done": job.done,
         "total": job.total,
-        "phase_done": job.done - job.phase_offset,
-        "phase_total": job.total - job.phase_offset,
+        "phase_done": job.done + before,
+        "phase_total": job.total + before,
     }
     jobs.add_event(session, job.id, "progress", data)
 

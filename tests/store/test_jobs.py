@@ -102,6 +102,19 @@ def test_done_never_goes_down_within_an_attempt(session: Session, workspace: str
     assert (job.phase, job.total, job.phase_offset) == ("saving", 15, 14)
 
 
+def test_a_phase_that_goes_on_counts_what_is_left(session: Session, workspace: str) -> None:
+    claim = claimed(session, workspace)
+    attempts.begin_phase(session, claim, "loading", 1)
+    attempts.progress(session, claim, 1)
+    attempts.begin_phase(session, claim, "training", 20, start=12)
+    attempts.progress(session, claim, 12)
+    attempts.progress(session, claim, 15)
+    job = jobs.get(session, claim.job_id)
+    assert (job.done, job.total, job.phase_offset) == (4, 9, 1)
+    last = jobs.events(session, claim.job_id)[-1].data
+    assert (last["phase_done"], last["phase_total"]) == (15, 20)
+
+
 def test_progress_and_cost_are_kept_across_attempts_as_promised(session: Session, workspace: str) -> None:
     claim = claimed(session, workspace)
     attempts.begin_phase(session, claim, "training", 5)

@@ -73,19 +73,22 @@ def _train(request: Any, workdir: Path, observer: Observer, fake: Any) -> Mappin
     epochs, pause = fake.get("epochs", 3), fake.get("pause", 0.0)
     first = 0
     if request["resume_from"]:
-        first = json.loads((Path(request["resume_from"]) / "state.json").read_text())["epoch"]
-        assert (Path(request["resume_from"]) / "weights.bin").read_bytes() == bytes([first]) * 100
+        folder = Path(request["resume_from"])
+        first = json.loads((folder / "state.json").read_text())["epoch"]
+        assert folder.name == f"epoch-{first:06d}"
+        assert (folder / "weights.bin").read_bytes() == bytes([first]) * 100
     else:
         observer.phase("profiling", 1)
         observer.finding("stage", {"stage": 0, "status": "started"})
         observer.finding("profile", {"stage": 0, "profile": PROFILE})
         observer.finding("allocation", {"stage": 0, "epoch": 0, "profile_stage": 0, "allocation": ALLOCATION})
         observer.advance(1)
-    observer.phase("training", epochs - first)
+    observer.phase("training", epochs)
+    observer.advance(first)
     for epoch in range(first + 1, epochs + 1):
         time.sleep(pause)
         observer.metrics(epoch, {"objective": epoch / 10, "grad_norm": float("nan")})
-        observer.advance(epoch - first)
+        observer.advance(epoch)
         _checkpoint(workdir, observer, epoch)
         if epoch == fake.get("die_at") and first == 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -133,9 +136,11 @@ def _hang(request: Any, workdir: Path, observer: Observer, fake: Any) -> Mapping
 def _chatter(request: Any, workdir: Path, observer: Observer, fake: Any) -> Mapping[str, Any]:
     """Prints between events, and advances far more often than anybody can write."""
     observer.phase("talking", 20_000)
+    observer.cost(reward_calls=1)
     for number in range(20_000):
         observer.advance(number + 1)
     print("noise on standard output", flush=True)
     observer.phase("again", 5)
+    observer.cost(reward_calls=1)
     observer.advance(3)
     return {"threads": os.environ["OMP_NUM_THREADS"], "policy": os.environ["OMP_WAIT_POLICY"]}

@@ -142,6 +142,9 @@ def test_a_killed_engine_goes_on_from_its_checkpoint(service: Service) -> None:
     job = service.finished(service.submit(epochs=4, die_at=2))
     assert (job.status, job.attempt) == ("succeeded", 2)
     assert job.result == {"epochs": 4, "resumed_at": 2}
+    assert (job.done, job.total) == (2, 2)
+    last = service.events(job.id, "progress")[-1].data
+    assert (last["phase"], last["phase_done"], last["phase_total"]) == ("training", 4, 4)
 
 
 def test_a_killed_worker_loses_nothing_but_time(any_service: Service) -> None:

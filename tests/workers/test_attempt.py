@@ -1,0 +1,275 @@
+"""One attempt at a time, in this process: storage failures, lost leases, locked databases, bad requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from store import queue
+from store.artifacts import ArtifactStore
+from store.database import make_engine, session_factory
+from store.errors import StaleAttempt, StorageError
+from store.models import Artifact
+from store.repositories import adapters, allocations, artifacts, attempts, jobs, trainings
+from store.repositories.attempts import Claim
+from tests.workers.conftest import Service
+from tests.workers.fake_engine import ALLOCATION, PROFILE
+from workers.lease import Lease
+from workers.preparation import prepare, workdir_of
+from workers.reporter import Reporter
+from workers.runtime import Runtime
+from workers.sweeper import Sweeper
+from workers.tasks import run_job
+
+
+def claim(service: Service, job_id: str, worker: str = "w1") -> Claim:
+    with service.runtime.sessions.begin() as session:
+        found = attempts.claim(session, job_id, worker, service.settings.lease_seconds)
+    assert found is not None
+    return found
+
+
+def reporter(service: Service, **fake: Any) -> tuple[Reporter, Claim]:
+    held = claim(service, service.submit(publish=False, **fake))
+    return Reporter(service.runtime, held), held
+
+
+def event(type: str, **fields: Any) -> dict[str, Any]:
+    return {"type": type, **fields}
+
+
+def file_event(path: Path, kind: str = "samples", **metadata: Any) -> dict[str, Any]:
+    return event("file", n=1, kind=kind, name=path.name, path=str(path), metadata={"epoch": 1, **metadata})
+
+
+def steal(service: Service, job_id: str) -> Claim:
+    """Make the job another worker's."""
+    with service.runtime.sessions.begin() as session:
+        job = jobs.lock(session, job_id)
+        jobs.back_to_queue(job)
+    return claim(service, job_id, "thief")
+
+
+def broken_store(folder: Path) -> ArtifactStore:
+    """A store whose folder cannot be made, because a file is in its place."""
+    folder.mkdir()
+    (folder / "jobs").write_bytes(b"")
+    return ArtifactStore(str(folder))
+
+
+def test_a_stored_file_is_listed_and_a_failed_one_is_not(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "epoch-000001.png"
+    path.write_bytes(b"png")
+    report, held = reporter(service)
+    report.handle(file_event(path))
+    broken = replace(service.runtime, artifacts=broken_store(tmp_path / "broken"))
+    with pytest.raises(StorageError, match="Not a directory"):
+        Reporter(broken, held).handle(file_event(path, "report"))
+    with service.runtime.sessions() as session:
+        assert [row.bytes for row in trainings.samples(session, held.job_id)] == [3]
+        assert artifacts.find(session, held.job_id, "report", path.name) is None
+        assert session.query(Artifact).count() == 1
+
+
+def test_a_full_disk_fails_the_job_with_a_clear_error(service: Service, tmp_path: Path) -> None:
+    broken = replace(service.runtime, artifacts=broken_store(tmp_path / "broken"))
+    job_id = service.submit(publish=False)
+    assert run_job(broken, job_id)
+    job = service.job(job_id)
+    assert job.status == "failed"
+    assert job.error == {
+        "type": "storage-error",
+        "detail": "a file of the job could not be stored or read: Not a directory",
+    }
+    with service.runtime.sessions() as session:
+        assert session.query(Artifact).count() == 0
+
+
+def test_a_stale_reporter_writes_nothing(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "final.safetensors"
+    path.write_bytes(b"adapter")
+    report, held = reporter(service)
+    steal(service, held.job_id)
+    before = [row.seq for row in service.events(held.job_id)]
+    meta = {"step": 1, "rank": 4, "alpha": 8.0, "base_model": "miniature", "final": True}
+    for late in (
+        event("metrics", step=1, values={"objective": 1.0}),
+        event("finding", kind="profile", payload={"stage": 0, "profile": PROFILE}),
+        event("finding", kind="warning", payload={"text": "late"}),
+        file_event(path, "adapter", **meta),
+    ):
+        with pytest.raises(StaleAttempt):
+            report.handle(late)
+    with pytest.raises(StaleAttempt):
+        report.handle(event("advance", done=1))
+    with service.runtime.sessions() as session:
+        assert adapters.page(session, service.workspace) == ([], None)
+        assert trainings.metrics(session, held.job_id) == []
+        assert jobs.children(session, held.job_id) == []
+    assert [row.seq for row in service.events(held.job_id)] == before
+
+
+def test_an_allocation_finds_the_profile_of_an_earlier_attempt(service: Service) -> None:
+    first, held = reporter(service)
+    first.handle(event("finding", kind="profile", payload={"stage": 0, "profile": PROFILE}))
+    second = Reporter(service.runtime, steal(service, held.job_id))
+    payload = {"stage": 0, "epoch": 4, "profile_stage": 0, "allocation": ALLOCATION}
+    second.handle(event("finding", kind="allocation", payload=payload))
+    with service.runtime.sessions() as session:
+        (profile,) = jobs.children(session, held.job_id)
+        (row,) = allocations.of_training(session, held.job_id)
+    assert (row.profile_id, row.epoch, row.budgets) == (profile.id, 4, {"geneval": 0.75, "ocr": 0.25})
+    assert profile.config["rewards"] == ["geneval", "ocr"]
+    assert profile.status == "succeeded"
+
+
+def test_a_stored_allocation_is_used_and_not_stored_again(service: Service) -> None:
+    with service.runtime.sessions.begin() as session:
+        stored = allocations.create(session, workspace_id=service.workspace, allocation=ALLOCATION)
+    config = {"prompt_set": "pset_test", "stages": [{"allocation": stored.id}]}
+    held = claim(service, service.submit_config("training", config, publish=False))
+    assert str(prepare(service.runtime, held)) == str(workdir_of(service.runtime, held))
+    request = (workdir_of(service.runtime, held) / "request.json").read_text()
+    assert stored.id in request
+    assert '"matrix": [[0.7, 0.8], [0.3, 0.2]]' in request
+    payload = {"stage": 0, "epoch": 0, "profile_stage": None, "allocation": ALLOCATION}
+    Reporter(service.runtime, held).handle(event("finding", kind="allocation", payload=payload))
+    with service.runtime.sessions() as session:
+        assert allocations.of_training(session, held.job_id) == []
+    finding = service.events(held.job_id, "finding")[-1].data
+    assert finding == {"kind": "allocation", "stage": 0, "epoch": 0, "allocation": stored.id}
+
+
+def test_a_request_for_something_that_is_gone_fails_the_job(service: Service) -> None:
+    config = {"prompt_set": "pset_test", "adapter": "adapt_gone"}
+    job_id = service.submit_config("profile", config, publish=False)
+    assert run_job(service.runtime, job_id)
+    job = service.job(job_id)
+    assert job.error == {"type": "invalid-config", "detail": "no adapter 'adapt_gone' (any more)"}
+
+
+def test_a_checkpoint_whose_bytes_are_gone_fails_the_job(service: Service) -> None:
+    job_id = service.submit(publish=False, epochs=2, die_at=1)
+    assert run_job(service.runtime, job_id)
+    assert service.job(job_id).status == "queued"
+    service.runtime.artifacts.delete_prefix(f"jobs/{job_id}/1/checkpoint")
+    assert run_job(service.runtime, job_id)
+    job = service.job(job_id)
+    assert job.error is not None
+    assert (job.status, job.error["type"]) == ("failed", "artifact-missing")
+
+
+def test_two_callers_run_one_job_once(service: Service) -> None:
+    job_id = service.submit(publish=False, epochs=1, pause=0.2)
+    results: list[bool] = []
+    callers = [
+        threading.Thread(target=lambda: results.append(run_job(service.runtime, job_id))) for _ in range(4)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sorted(results) == [False, False, False, True]
+    assert (service.job(job_id).status, service.job(job_id).attempt) == ("succeeded", 1)
+    assert run_job(service.runtime, job_id) is False  # a late message
+
+
+def test_a_stolen_job_loses_its_engine_and_nothing_is_written(service: Service) -> None:
+    job_id = service.submit(publish=False, do="hang")
+    worker = threading.Thread(target=run_job, args=(service.runtime, job_id))
+    worker.start()
+    service.wait(lambda: service.job(job_id).phase == "hanging")
+    (engine,) = [child for child in psutil.Process().children() if "workers.engine" in child.cmdline()]
+    steal(service, job_id)
+    worker.join(10)
+    assert not worker.is_alive()
+    assert not engine.is_running()
+    job = service.job(job_id)
+    assert (job.status, job.attempt, job.worker) == ("running", 2, "thief")
+
+
+def locked(service: Service, seconds: float) -> threading.Thread:
+    """Hold the database's write lock for a while, from now on."""
+    taken = threading.Event()
+
+    def hold() -> None:
+        with make_engine(service.settings.database_url).connect() as connection:
+            connection.execute(text("SELECT 1"))
+            taken.set()
+            time.sleep(seconds)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(5)
+    return holder
+
+
+def impatient(service: Service) -> Runtime:
+    """A runtime whose database gives up waiting for a lock almost at once."""
+    engine = make_engine(service.settings.database_url, busy_seconds=0.1)
+    return replace(service.runtime, sessions=session_factory(engine))
+
+
+def test_a_briefly_locked_database_costs_only_time(service: Service) -> None:
+    runtime = impatient(service)
+    job_id = service.submit(publish=False, epochs=4, pause=0.3)
+    worker = threading.Thread(target=run_job, args=(runtime, job_id))
+    worker.start()
+    service.wait(lambda: service.events(job_id, "file"))
+    locked(service, 1.2).join()
+    worker.join(20)
+    job = service.job(job_id)
+    assert (job.status, job.attempt) == ("succeeded", 1)
+
+
+def test_a_lease_that_cannot_be_renewed_is_lost(service: Service) -> None:
+    runtime = impatient(service)
+    held = claim(service, service.submit(publish=False))
+    with Lease(runtime, held) as lease:
+        assert not lease.lost.wait(1.0)
+        holder = locked(service, service.settings.lease_seconds + 1.5)
+        assert lease.lost.wait(service.settings.lease_seconds + 1.0)
+        holder.join()
+    assert not lease.stop_requested.is_set()
+
+
+def test_a_lease_hears_of_a_cancel(service: Service) -> None:
+    held = claim(service, service.submit(publish=False))
+    with Lease(service.runtime, held) as lease:
+        service.cancel(held.job_id)
+        assert lease.stop_requested.wait(2.0)
+        assert not lease.lost.is_set()
+
+
+def test_the_sweeper_ends_a_cancelled_job_of_a_dead_worker(service: Service) -> None:
+    cancelled, running = (claim(service, service.submit(publish=False)) for _ in range(2))
+    service.cancel(cancelled.job_id)
+    time.sleep(service.settings.lease_seconds + 0.1)
+    Sweeper(service.runtime).sweep()
+    assert service.job(cancelled.job_id).status == "cancelled"
+    assert service.job(running.job_id).status == "queued"
+
+
+def test_a_backlog_gathers_no_second_messages(service: Service) -> None:
+    broker = service.settings.broker_url
+    for _ in range(5):
+        service.submit("profile")
+    time.sleep(service.settings.republish_seconds + 0.1)
+    sweeper = Sweeper(service.runtime)
+    sweeper.sweep()
+    assert queue.depth(broker, "profile") == 5
+    lost = service.submit("profile", publish=False)
+    with service.runtime.sessions.begin() as session:
+        jobs.lock(session, lost).published_at = None
+    sweeper.sweep()  # one of six is without a message, but which one cannot be told
+    assert queue.depth(broker, "profile") == 11
+    time.sleep(service.settings.republish_seconds + 0.1)
+    sweeper.sweep()
+    assert queue.depth(broker, "profile") == 11
