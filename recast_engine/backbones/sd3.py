@@ -53,7 +53,7 @@ class SD3Backbone:
     lora_targets: tuple[str, ...] = LORA_TARGETS
 
     def __init__(self, pipeline: Any, *, id: str, resolution: int | None = None) -> None:
-        """``pipeline``: a StableDiffusion3Pipeline; ``resolution``: side of the images in pixels; None: the pipeline's default."""
+        """Wrap a StableDiffusion3Pipeline; ``resolution``: pixels a side, None for the pipeline's own."""
         self.id = id
         self.pipeline: Any = pipeline
         self.transformer: nn.Module = self.pipeline.transformer
@@ -81,12 +81,10 @@ class SD3Backbone:
         dtype: torch.dtype = torch.float32,
     ) -> SD3Backbone:
         """Load from a local folder, or from the local hub cache (nothing is downloaded)."""
-        absent = (
-            {} if _has_third_encoder(str(source), revision) else {"text_encoder_3": None, "tokenizer_3": None}
-        )
-        pipeline = StableDiffusion3Pipeline.from_pretrained(
-            str(source), revision=revision, torch_dtype=dtype, local_files_only=True, **absent
-        )
+        third = _has_third_encoder(str(source), revision)
+        absent: dict[str, Any] = {} if third else {"text_encoder_3": None, "tokenizer_3": None}
+        load: Any = StableDiffusion3Pipeline.from_pretrained
+        pipeline = load(str(source), revision=revision, torch_dtype=dtype, local_files_only=True, **absent)
         pipeline.set_progress_bar_config(disable=True)
         return cls(pipeline.to(device), id=id, resolution=resolution)
 

@@ -42,7 +42,7 @@ def group_advantages(
     scores, ids = _as_tensors(rewards, groups)
     if scale not in ("global", "group"):
         raise ValueError(f"scale must be 'global' or 'group', got {scale!r}")
-    rows = [_row_advantages(row, ids, scale) for row in torch.atleast_2d(scores)]
+    rows = [_row_advantages(row, ids, scale) for row in (scores if scores.ndim == 2 else scores[None])]
     return torch.stack(rows).reshape(scores.shape) if rows else torch.zeros_like(scores)
 
 
@@ -51,7 +51,7 @@ def usable_samples(
 ) -> Tensor:
     """bool tensor of the shape of ``rewards``: True for a finite score in a group with spread."""
     scores, ids = _as_tensors(rewards, groups)
-    rows = [_usable(row, ids) for row in torch.atleast_2d(scores)]
+    rows = [_usable(row, ids) for row in (scores if scores.ndim == 2 else scores[None])]
     return torch.stack(rows).reshape(scores.shape) if rows else torch.zeros(scores.shape, dtype=torch.bool)
 
 
