@@ -233,16 +233,12 @@ class _Run:
             observer=self.observer,
         )
         self.adapters.blend(OLD, POLICY, old_policy_decay(optimizer.old_policy, report.step))
-        now = time.perf_counter()
+        seconds = time.perf_counter() - drawn
         baseline = extend_baseline(self.position.baseline, rollouts.scores)
-        self.last_metrics = epoch_metrics(stage, rollouts, report, baseline, now - drawn)
+        self.last_metrics = epoch_metrics(stage, rollouts, report, baseline, seconds)
         self.position = replace(self.position, epoch=number + 1, step=report.step, baseline=baseline)
         self.snapshot = self._capture()
-        self.observer.cost(
-            model_evaluations=self.backbone.evaluations - evaluations,
-            reward_calls=int(rollouts.scores.applicable.sum()),
-            device_seconds=now - started,
-        )
+        self._report_cost(started, evaluations, int(rollouts.scores.applicable.sum()))
         self.observer.metrics(number + 1, self.last_metrics)
         self.observer.advance(number + 1)
         self._write_due_files()
@@ -306,6 +302,7 @@ class _Run:
         return checkpoints.capture(self.position, configs.dump(self.config), self.adapters, self.optimizer)
 
     def _draw_samples(self) -> None:
+        started, evaluations = time.perf_counter(), self.backbone.evaluations
         name = f"epoch-{self.position.epoch:06d}.png"
         path = self.workdir / "samples" / name
         with self.adapters.using(EMA):
@@ -316,7 +313,15 @@ class _Run:
                 batch_size=self.config.sampling.batch_size,
                 path=path,
             )
+        self._report_cost(started, evaluations)
         self.observer.file("samples", name, path, {"epoch": self.position.epoch, **facts})
+
+    def _report_cost(self, started: float, evaluations: int, reward_calls: int = 0) -> None:
+        self.observer.cost(
+            model_evaluations=self.backbone.evaluations - evaluations,
+            reward_calls=reward_calls,
+            device_seconds=time.perf_counter() - started,
+        )
 
     def _provenance(self) -> dict[str, str]:
         """Header entries that say how the adapter was made."""
