@@ -33,8 +33,8 @@ from recast_engine.miniature.checkpoint import write_json
 from recast_engine.miniature.measure import measure
 
 VAE_STEPS = 3_000
-FLOW_STEPS = 5_000
-WATCH_EVERY = 500
+FLOW_STEPS = 1_800
+WATCH_EVERY = 300
 STAGES = ("rewards", "vae", "flow", "export", "card")
 
 
@@ -70,7 +70,7 @@ class Watch:
         scores = evaluate.judge(self.scenes, images)
         line = " ".join(f"{kind} {s.strict:.2f}/{s.soft:.2f}" for kind, s in scores.items())
         print(f"watch {step} strict/soft: {line}", flush=True)
-        stride = max(1, len(images) // 48)
+        stride = -(-len(images) // 48)
         sheet = world.contact_sheet(images[::stride], columns=12, scale=2)
         self.folder.mkdir(parents=True, exist_ok=True)
         sheet.save(self.folder / f"samples-{step:06d}.png")
@@ -86,6 +86,7 @@ def export_pipeline(flow: Flow, autoencoder: AutoencoderKL, target: Path) -> Non
     """Write the pipeline in fp16. The networks given are halved in place."""
     pipeline = architecture.pipeline(flow, autoencoder)
     pipeline.to(torch.float16)
+    autoencoder.register_to_config(_name_or_path="recast-miniature")  # else the path of `state` is shipped
     shutil.rmtree(target, ignore_errors=True)
     pipeline.save_pretrained(target)
 

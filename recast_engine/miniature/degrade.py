@@ -19,13 +19,14 @@ Degradation = Callable[[Image, float, np.random.Generator], Image]
 
 
 def _clip(pixels: NDArray[np.floating]) -> Image:
-    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    levels: Image = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    return levels
 
 
 def _smooth_noise(shape: tuple[int, ...], width: float, rng: np.random.Generator) -> Floats:
     """Noise of unit standard deviation, smoothed over `width` pixels in both image axes."""
     sigma = (width, width) + (0,) * (len(shape) - 2)
-    noise = ndimage.gaussian_filter(rng.standard_normal(shape).astype(np.float32), sigma, mode="wrap")
+    noise: Floats = ndimage.gaussian_filter(rng.standard_normal(shape).astype(np.float32), sigma, mode="wrap")
     return noise / max(float(noise.std()), 1e-6)
 
 

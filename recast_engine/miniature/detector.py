@@ -46,7 +46,8 @@ def _background(pixels: Floats) -> Floats:
     ring = np.concatenate(
         [p.reshape(-1, 3) for p in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:])]
     )
-    return np.median(ring, axis=0)
+    background: Floats = np.median(ring, axis=0)
+    return background
 
 
 def _blends(pixels: Floats, background: Floats) -> tuple[Floats, NDArray[np.intp]]:
@@ -83,13 +84,15 @@ def _ideal(shape: str, x: Floats, y: Floats, area: float) -> Floats:
         slant = np.hypot(height, radius)
         side = (np.abs(x) * height - (y + 2 / 3 * height) * radius) / slant
         distance = np.maximum(y - height / 3, side)
-    return np.clip(0.5 - distance, 0, 1)
+    inside: Floats = np.clip(0.5 - distance, 0, 1)
+    return inside
 
 
 def _fit(coverage: Floats) -> tuple[str, float]:
     """The best ideal shape for a coverage map [h, w], and its soft IoU, sum min / sum max."""
     area = float(coverage.sum())
-    rows, columns = np.indices(coverage.shape, dtype=np.float32)
+    grid: Floats = np.indices(coverage.shape, dtype=np.float32)
+    rows, columns = grid[0], grid[1]
     y = rows - float((rows * coverage).sum()) / area
     x = columns - float((columns * coverage).sum()) / area
     scores = {}

@@ -88,7 +88,10 @@ def _recognizer() -> TextRecognizer:
         "Rec.rec_img_shape": [3, 48, 128],
         "Rec.rec_batch_num": 16,
     }
-    return RapidOCR(params=parameters)._load_rec_model()
+    engine = RapidOCR(params=parameters)
+    engine(np.zeros((48, 128, 3), np.uint8), use_det=False, use_cls=False, use_rec=True)  # loads it
+    recognizer: TextRecognizer = engine.text_rec
+    return recognizer
 
 
 def _line(image: Image.Image) -> Images:
@@ -109,7 +112,7 @@ def read_words(images: Images) -> list[str]:
 
     lines = [_line(Image.fromarray(image)) for image in images]
     read = _recognizer()(TextRecInput(img=lines, return_word_box=False))
-    return [re.sub(r"[^A-Z0-9]", "", text.upper()) for text in read.txts]
+    return [re.sub(r"[^A-Z0-9]", "", text.upper()) for text in read.txts or ()]
 
 
 def edit_distance(a: str, b: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import CLIPTokenizer
 
 from recast_engine.miniature import world
@@ -39,4 +41,5 @@ def create() -> CLIPTokenizer:
             merges.setdefault((character, suffix))
             suffix = character + suffix
             vocabulary.setdefault(suffix, len(vocabulary))
-    return CLIPTokenizer(vocab=vocabulary, merges=list(merges), model_max_length=MAX_TOKENS)
+    pairs: Any = list(merges)  # transformers annotates list[str], and documents pairs
+    return CLIPTokenizer(vocab=vocabulary, merges=pairs, model_max_length=MAX_TOKENS)
