@@ -37,14 +37,14 @@ class Position:
         epoch: epochs finished, over the whole run; also the last metrics step.
         step: optimiser steps taken.
         stage: stage of the next epoch, from 0.
-        allocation: the allocation in force in ``stage`` (JSON data), None when it is still to be made.
+        allocations: of the stages begun so far, in order (JSON data); that of ``stage`` may still be to make.
         baseline: per reward (mean, standard deviation) that the stage's objective is standardised by.
     """
 
     epoch: int = 0
     step: int = 0
     stage: int = 0
-    allocation: Mapping[str, Any] | None = None
+    allocations: tuple[Mapping[str, Any], ...] = ()
     baseline: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -139,8 +139,9 @@ def read(path: Path) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path.name} is damaged: {type(error).__name__}: {error}") from None
     position = state["position"]
-    baseline = {reward: (mean, std) for reward, (mean, std) in position.pop("baseline").items()}
-    return Checkpoint(Position(**position, baseline=baseline), state["config"], tensors)
+    position["baseline"] = {reward: (mean, std) for reward, (mean, std) in position["baseline"].items()}
+    position["allocations"] = tuple(position["allocations"])
+    return Checkpoint(Position(**position), state["config"], tensors)
 
 
 def newest(path: Path) -> tuple[Checkpoint, list[str]]:

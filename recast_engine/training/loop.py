@@ -51,6 +51,8 @@ from recast_engine.training.samples import draw_grid, fixed_choice
 from recast_engine.training.stages import Stage
 from recast_engine.training.update import TimedAdvantages, update_policy
 
+_ALLOCATION_FACTS = ("method", "temperature", "rewards", "sigmas", "matrix")
+
 Stored = Mapping[str, Mapping[str, Any]]
 """Rows of the store as plain JSON data, by id."""
 
@@ -195,18 +197,20 @@ class _Run:
         self._report_stage(stage, "started")
         steps = self.config.sampling.steps
         wanted = self.config.stages[stage.index].allocation
-        if self.position.allocation is not None:
-            _, matrix = stages.stored_allocation(stage, self.position.allocation, steps)
+        if stage.index < len(self.position.allocations):
+            _, matrix = stages.stored_allocation(stage, self.position.allocations[stage.index], steps)
         else:
             measured: int | None = None
             if isinstance(wanted, str):
+                if wanted not in allocations:
+                    raise ConfigError(f"allocation {wanted!r} was not provided")
                 allocation, matrix = stages.stored_allocation(stage, allocations[wanted], steps)
             else:
                 allocation, measured = stages.make_allocation(
                     stage, self.backbone, self.adapters, wanted, self.config, profiles, self.observer
                 )
                 matrix = np.asarray(allocation["matrix"])
-            self.position = replace(self.position, allocation=allocation)
+            self.position = replace(self.position, allocations=(*self.position.allocations, allocation))
             self.snapshot = self._capture()
             finding = {"stage": stage.index, "epoch": self.position.epoch, "profile_stage": measured}
             self.observer.finding("allocation", {**finding, "allocation": allocation})
@@ -264,8 +268,8 @@ class _Run:
             self.write_checkpoint()
 
     def end_stage(self, stage: Stage) -> None:
-        """The next stage starts without an allocation and with an objective of its own."""
-        self.position = replace(self.position, stage=stage.index + 1, allocation=None, baseline={})
+        """The next stage starts with an objective of its own."""
+        self.position = replace(self.position, stage=stage.index + 1, baseline={})
         self.snapshot = self._capture()
         self._report_stage(stage, "finished")
 
@@ -330,6 +334,9 @@ class _Run:
         return {
             "recast.version": __version__,
             "recast.base_model": self.config.model,
+            "recast.allocations": json.dumps(
+                [{key: a[key] for key in _ALLOCATION_FACTS if key in a} for a in self.position.allocations]
+            ),
             "recast.config": json.dumps(configs.dump(self.config), sort_keys=True),
             "recast.position": json.dumps({"epoch": self.position.epoch, "step": self.position.step}),
             "recast.prompt_set_sha256": prompt_set_hash(self.prompts),

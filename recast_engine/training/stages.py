@@ -105,6 +105,8 @@ def make_allocation(
     measured: int | None = None
     if options.method != "static":
         if options.profile is not None:
+            if options.profile not in profiles:
+                raise ConfigError(f"profile {options.profile!r} was not provided")
             profile = Profile.from_dict(dict(profiles[options.profile]))
         else:
             with adapters.using(OLD):

@@ -27,7 +27,7 @@ def _step(adapters: AdapterSet, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-POSITION = Position(3, 1, 0, {"matrix": [[1.0, 0.5]], "rewards": ["a"]}, {"a": (0.1, 0.2)})
+POSITION = Position(3, 1, 0, ({"matrix": [[1.0, 0.5]], "rewards": ["a"]},), {"a": (0.1, 0.2)})
 
 
 def test_restoring_continues_bit_for_bit(backbone: SD3Backbone, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -120,6 +121,8 @@ def test_what_a_training_reports(backbone: SD3Backbone, tmp_path: Path) -> None:
     provenance = load_adapter(path).metadata
     assert provenance["recast.seed"] == "0"
     assert '"redness": 3.0' in provenance["recast.config"]
+    (used,) = json.loads(provenance["recast.allocations"])
+    assert (used["rewards"], used["method"]) == (["redness", "text", "constant"], "static")
 
 
 def test_sample_grids_are_reproducible_from_their_metadata(backbone: SD3Backbone, tmp_path: Path) -> None:
@@ -225,6 +228,15 @@ def test_static_weighting_is_plain_weighting(backbone: SD3Backbone, tmp_path: Pa
     weights = [load_adapter(result.adapter).weights for result in (plain, static, timed)]
     assert _same(weights[0], weights[1])
     assert not _same(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("allocation", ["alloc_9", StageAllocation(profile="prof_9")])
+def test_an_allocation_or_profile_that_was_not_handed_over(
+    backbone: SD3Backbone, tmp_path: Path, allocation: str | StageAllocation
+) -> None:
+    stage = StageConfig(budgets={"redness": 1.0}, epochs=1, allocation=allocation)
+    with pytest.raises(ConfigError, match="_9' was not provided"):
+        _train(backbone, replace(training_config({"x": 1.0}, 1), stages=(stage,)), tmp_path, Recorder())
 
 
 @pytest.mark.parametrize(
