@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from recast_engine.backbones.sampling import denoise_stochastic, initial_noise, sample
+from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.config import EstimatorConfig
 from recast_engine.errors import ConfigError, RewardFailure
 from recast_engine.observer import NullObserver, Stopped
@@ -20,6 +24,7 @@ from recast_engine.profiling.measure import (
     rollout_steps,
 )
 from recast_engine.prompts import Prompt
+from recast_engine.rewards.base import Scores
 
 
 def numbered(count: int, *, texts: int = 0, tag: str | None = None) -> list[Prompt]:
@@ -91,6 +96,30 @@ def test_levels_share_their_random_numbers_so_gains_are_less_noisy(
     fresh = itertools.count()
     monkeypatch.setattr(measure, "image_seed", lambda *words: next(fresh))
     assert shared < 0.5 * scatter()
+
+
+class Brightness:
+    """Mean red of an image: what a pipeline's pixels are enough for."""
+
+    rewards = ("brightness",)
+
+    def applicable(self, prompts: Sequence[Prompt]) -> NDArray[np.bool_]:
+        return np.ones((1, len(prompts)), dtype=bool)
+
+    def __call__(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> Scores:
+        values = images[..., 0].mean(axis=(1, 2))[None]
+        return Scores(self.rewards, values, self.applicable(prompts), np.zeros(1))
+
+
+def test_a_pipeline_of_the_real_classes_can_be_profiled(tiny_pipeline: Path) -> None:
+    backbone = SD3Backbone.from_pretrained(str(tiny_pipeline), id="tiny")
+    config = EstimatorConfig(prompts=12, images_per_prompt=6, levels=4, sampling_steps=4)
+    prompts = [Prompt(letter) for letter in "abcdefghijkl"]
+    profile = measure_profile(backbone, Brightness(), prompts, config, seed=0)
+    curve = profile.curves["brightness"]
+    assert curve.divergence_raw[0] > 3 * curve.standard_error[0] > 0
+    assert curve.images == 72
+    assert profile.gains(backbone.sigmas(10).numpy()).sum() == pytest.approx(curve.total)
 
 
 def test_cost_and_progress_are_counted(backbone: Any, hermite: Any, config: EstimatorConfig) -> None:
