@@ -167,6 +167,6 @@ def pipeline(flow: Flow, vae: AutoencoderKL, shift: float = SHIFT) -> StableDiff
 
 def load_pipeline(folder: Path) -> StableDiffusion3Pipeline:
     """A saved pipeline in float32. diffusers wants the absent third encoder named explicitly."""
-    return StableDiffusion3Pipeline.from_pretrained(
-        folder, text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
-    )
+    # `torch_dtype` and `dtype` each warn or fail in some supported version; converting works in all.
+    loaded = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+    return loaded.to(torch.float32)
