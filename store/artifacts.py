@@ -15,7 +15,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from store.errors import ArtifactMissing, StorageError
+from store.errors import ArtifactMissing, StorageError, StoreError
 
 CHUNK = 1024 * 1024
 
@@ -53,18 +53,13 @@ class ArtifactStore:
 
     def put_file(self, key: str, path: Path) -> StoredFile:
         """Store the file at ``path``. Raises StorageError, after which nothing is under ``key``."""
-        try:
-            with path.open("rb") as source:
-                return self._put(key, source)
-        except OSError as error:
-            raise StorageError(_reason(error)) from error
+        with self._translated(), path.open("rb") as source:
+            return self._put(key, source)
 
     def put_bytes(self, key: str, data: bytes) -> StoredFile:
         """Store ``data``. Raises StorageError, after which nothing is under ``key``."""
-        try:
+        with self._translated():
             return self._put(key, io.BytesIO(data))
-        except OSError as error:
-            raise StorageError(_reason(error)) from error
 
     def put_folder(self, key: str, folder: Path) -> StoredFolder:
         """Store every file under ``folder`` at its relative name under ``key``. Raises StorageError."""
@@ -76,29 +71,31 @@ class ArtifactStore:
 
     def open(self, key: str) -> IO[bytes]:
         """A seekable binary file to read. Raises ArtifactMissing or StorageError."""
-        with self._reading(key):
+        with self._translated(missing=key):
             opened: IO[bytes] = self._fs.open(self._path(key), "rb")
             return opened
 
     def fetch(self, key: str, path: Path) -> StoredFile:
         """Copy the file to the local ``path``. Raises ArtifactMissing or StorageError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._reading(key), self._fs.open(self._path(key), "rb") as source, path.open("wb") as target:
+        with (
+            self._translated(missing=key),
+            self._fs.open(self._path(key), "rb") as source,
+            path.open("wb") as target,
+        ):
             return _copy(source, target)
 
     def size(self, key: str) -> int:
         """Bytes under ``key``. Raises ArtifactMissing or StorageError."""
-        with self._reading(key):
+        with self._translated(missing=key):
             return int(self._fs.size(self._path(key)))
 
     def delete_prefix(self, prefix: str) -> None:
         """Delete everything under ``prefix``; nothing there is fine. Raises StorageError."""
         path = self._path(prefix)
-        try:
+        with self._translated():
             if self._fs.exists(path):
                 self._fs.rm(path, recursive=True)
-        except OSError as error:
-            raise StorageError(_reason(error)) from error
 
     def _path(self, key: str) -> str:
         """Raises ValueError for a key that could leave the store's folder."""
@@ -139,12 +136,19 @@ class ArtifactStore:
         return stored
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
+    def _translated(self, missing: str | None = None) -> Iterator[None]:
+        """Failures as StorageError, a missing file under the key ``missing`` as ArtifactMissing.
+
+        An object store's client may raise anything for a network that is down.
+        """
+        expected = OSError if self._local else Exception
         try:
             yield
-        except FileNotFoundError:
-            raise ArtifactMissing(key) from None
-        except OSError as error:
+        except (StoreError, ValueError):
+            raise
+        except expected as error:
+            if missing is not None and isinstance(error, FileNotFoundError):
+                raise ArtifactMissing(missing) from None
             raise StorageError(_reason(error)) from error
 
 
@@ -166,6 +170,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: OSError) -> str:
-    """What went wrong, without the path that the operating system adds."""
-    return error.strerror or type(error).__name__
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the path or address that its text would tell."""
+    return getattr(error, "strerror", None) or type(error).__name__

@@ -78,7 +78,7 @@ class Supervisor:
             return Outcome("error", {"type": "internal", "detail": detail})
 
     def _storage_error(self, reason: str) -> Outcome:
-        log.error("%s: storage failed: %s", self._claim.job_id, reason)
+        log.error("%s: storage failed: %s", self._claim.job_id, reason, exc_info=True)
         detail = f"a file of the job could not be stored or read: {reason}"
         return Outcome("error", {"type": "storage-error", "detail": detail})
 
