@@ -57,7 +57,7 @@ lint: $(VENV)/.dev-ready
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.run-ready
-	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.miniature $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/training.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

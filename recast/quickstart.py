@@ -10,16 +10,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 
 from recast import heatmap, service
-from recast.cli.follow import follow
-from recast.cli.profile import curves
 from recast.client import Client
 from recast.errors import RecastError
-from recast.evaluations import differences, objective_difference
 from recast.home import Home
 from recast.memory import PeakMemory
+from recast.progress import follow
+from recast.tables import curves, differences, objective_difference
+
+LEGIBLE_PIXELS = 768
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,13 @@ def new_run(folder: Path) -> Path:
     return target
 
 
+def enlarge(path: Path) -> None:
+    """Repeat the pixels of a small image so that it can be looked at."""
+    with Image.open(path) as image:
+        factor = max(1, LEGIBLE_PIXELS // max(image.size))
+        image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST).save(path)
+
+
 class Run:
     """One pass of the main job; files appear in ``target`` as they are made."""
 
@@ -184,7 +193,7 @@ class Run:
         self.client.download(f"/v1/adapters/{adapter['id']}/download", weights)
         grids = sorted(self.client.samples(training_id), key=lambda grid: int(grid["epoch"]))
         for name, grid in (("samples-before.png", grids[0]), ("samples-after.png", grids[-1])):
-            self.client.download(grid["url"], self.target / name)
+            enlarge(self.client.download(grid["url"], self.target / name))
         return adapter
 
     def _job(self, job: dict[str, Any]) -> dict[str, Any]:

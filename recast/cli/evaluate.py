@@ -9,7 +9,7 @@ import typer
 from recast.cli.app import Home, Json, Rewards, Url, Wait, app, emit, given, out, parse_budgets
 from recast.cli.jobs import start
 from recast.client import Client
-from recast.evaluations import differences
+from recast.tables import differences
 
 
 @app.command()

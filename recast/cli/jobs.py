@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from recast.cli.app import Home, Json, Url, app, emit, err, out
-from recast.cli.follow import follow as follow_job
 from recast.client import Client
+from recast.progress import follow as follow_job
 
 jobs = typer.Typer(
     help="Profiles, trainings and evaluations: list, show, follow, cancel, resume.", no_args_is_help=True

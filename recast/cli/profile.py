@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from recast.cli.app import Home, Json, Rewards, Seed, Url, Wait, app, emit, given, out
 from recast.cli.jobs import start
 from recast.client import Client
+from recast.tables import curves
 
 
 @app.command()
@@ -64,11 +64,3 @@ def profile(
             f"profile {full['id']}; next: recast allocate --profile {full['id']} --steps 10 -b ...",
             soft_wrap=True,
         )
-
-
-def curves(profile: dict[str, Any]) -> Table:
-    """A profile's divergence curves, clean images first."""
-    table = Table("reward", *[f"σ {level:.2f}" for level in profile["levels"]], box=None)
-    for reward, curve in profile["curves"].items():
-        table.add_row(reward, *[f"{value:.3f}" for value in curve["divergence"]])
-    return table

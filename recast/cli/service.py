@@ -83,7 +83,7 @@ def _announce(folder: HomeFolder, as_json: bool, record: ServiceRecord) -> None:
         _emit_record(folder, record)
         return
     _say("ReCAST is running.")
-    _say(f"  API        {record.url}/v1 (reference: {record.url}/docs)")
+    _say(f"  API        {record.url}/v1 (described by {record.url}/openapi.json)")
     _say(f"  Admin key  {folder.key}")
     _say(f"  Data       {folder.root}")
     _say(f"  Logs       {folder.logs}")

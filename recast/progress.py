@@ -18,6 +18,8 @@ from rich.progress import (
 from recast.client import Client
 from recast.sse import Event
 
+WAITING = ("waiting for a worker", "starting")
+
 
 def follow(client: Client, job_id: str, console: Console) -> dict[str, Any]:
     """Show a job's progress until it is over; the job as it ended.
@@ -58,23 +60,37 @@ class PhaseBars:
             self.progress.update(self.bar, note=_note(data))
         elif event.type == "warning":
             self.progress.console.print(f"warning: {data['text']}", style="yellow", markup=False)
-        elif event.type == "status" and data["status"] == "queued" and data.get("attempt", 0) > 0:
-            self.progress.console.print("the job was interrupted and is queued again", style="yellow")
+        elif event.type == "status":
+            self._status(str(data["status"]), int(data["attempt"]))
 
     def finish(self) -> None:
-        """Fill the last bar."""
-        if self.bar is not None:
-            task = self.progress.tasks[self.bar]
-            self.progress.update(self.bar, completed=task.total)
+        """Take a waiting bar away, leave any other as it stands."""
+        if self.bar is None:
+            return
+        if self.phase in WAITING:
+            self.progress.remove_task(self.bar)
+        else:
             self.progress.stop_task(self.bar)
+        self.bar = self.phase = None
+
+    def _status(self, status: str, attempt: int) -> None:
+        if status == "queued" and attempt > 0:
+            self.progress.console.print("the job was interrupted and is queued again", style="yellow")
+        if status in ("queued", "running"):
+            self._begin("waiting for a worker" if status == "queued" else "starting", None)
+        else:
+            self.finish()
+
+    def _begin(self, phase: str, total: int | None) -> None:
+        self.finish()
+        self.phase = phase
+        self.bar = self.progress.add_task(phase, total=total, note="")
 
     def _advance(self, phase: str, done: int, total: int) -> None:
-        if phase != self.phase or (self.bar is not None and done < self.progress.tasks[self.bar].completed):
-            self.finish()
-            self.phase = phase
-            self.bar = self.progress.add_task(phase, total=max(total, 1), note="")
+        if phase != self.phase:
+            self._begin(phase, total)
         assert self.bar is not None
-        self.progress.update(self.bar, completed=done)
+        self.progress.update(self.bar, completed=done, total=total)
 
 
 def _note(data: dict[str, Any]) -> str:

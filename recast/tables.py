@@ -1,4 +1,4 @@
-"""An evaluation's report as tables for a terminal."""
+"""What jobs found, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 from rich.table import Table
 
 OBJECTIVE = "weighted objective"
+
+
+def curves(profile: Mapping[str, Any]) -> Table:
+    """A profile's divergence curves, clean images first."""
+    table = Table("reward", *[f"σ {level:.2f}" for level in profile["levels"]], box=None)
+    for reward, curve in profile["curves"].items():
+        table.add_row(reward, *[f"{value:.3f}" for value in curve["divergence"]])
+    return table
 
 
 def differences(report: Mapping[str, Any]) -> Table:

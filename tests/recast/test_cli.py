@@ -1,0 +1,289 @@
+"""The command line against a scripted service: what it sends, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recast import cli
+from tests.recast.scripted_server import Scripted, send_json
+
+JOB = {
+    "id": "train_1",
+    "kind": "training",
+    "status": "succeeded",
+    "attempt": 1,
+    "error": None,
+    "warnings": [],
+    "result": None,
+    "progress": {"phase": "training", "done": 3, "total": 3, "eta_seconds": None},
+    "created_at": "2026-01-02T03:04:05Z",
+    "started_at": None,
+    "finished_at": None,
+    "cost": {"model_evaluations": 1, "reward_calls": 2, "proposal_images": 0, "device_seconds": 3.0},
+}
+ALLOCATION = {
+    "id": "alloc_1",
+    "rewards": ["clipscore", "ocr"],
+    "steps": 2,
+    "budgets": {"clipscore": 0.25, "ocr": 0.75},
+    "method": "recast",
+    "temperature": 1.0,
+    "matrix": [[0.2, 0.3], [0.8, 0.7]],
+    "diagnostics": {
+        "row_residual": 0.0,
+        "column_residual": 1e-12,
+        "iterations": 3,
+        "kl_from_static": 0.01,
+        "demand": [1.0, 1.0],
+        "demand_ratio": None,
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(server: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RECAST_URL", server.url)
+    monkeypatch.setenv("RECAST_API_KEY", "rk_test")
+    monkeypatch.setenv("RECAST_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["recast", *arguments])
+        try:
+            cli.main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def events(handler: BaseHTTPRequestHandler, *items: tuple[str, dict[str, Any]]) -> None:
+    after = int(handler.headers.get("Last-Event-ID", 0))
+    text = "".join(
+        f"id: {seq}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
+        for seq, (kind, data) in enumerate(items, start=1)
+        if seq > after
+    )
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    handler.wfile.write(text.encode())
+    handler.close_connection = True
+
+
+def progress(phase: str, done: int, total: int) -> tuple[str, dict[str, Any]]:
+    return "progress", {
+        "phase": phase,
+        "done": done,
+        "total": total,
+        "phase_done": done,
+        "phase_total": total,
+    }
+
+
+HELP = """
+import sys
+sys.argv = ["recast", "--help"]
+from recast.cli import main
+try:
+    main()
+except SystemExit:
+    heavy = {"torch", "sqlalchemy", "celery", "fastapi", "matplotlib"} & set(sys.modules)
+    sys.exit(" ".join(heavy) or 0)
+"""
+STORY = (
+    ("status", {"status": "queued", "attempt": 0, "error": None}),
+    ("status", {"status": "running", "attempt": 1, "error": None}),
+    progress("loading", 1, 1),
+    progress("training", 0, 3),
+    ("metrics", {"step": 1, "values": {"objective": 0.25, "loss/total": 2.0}}),
+    ("warning", {"text": "ocr failed on [2] images"}),
+    progress("training", 3, 3),
+    ("status", {"status": "succeeded", "attempt": 1, "error": None}),
+)
+
+
+def test_listing_jobs_as_json_prints_json_and_nothing_else(
+    server: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET /v1/jobs", {"data": [JOB], "next_cursor": None})
+    code, out, err = run(capsys, "jobs", "list", "--kind", "training", "--json")
+    assert (code, json.loads(out), err) == (0, [JOB], "")
+    assert server.seen[0].path == "/v1/jobs?kind=training&limit=20"
+    code, out, _ = run(capsys, "jobs", "list")
+    assert code == 0
+    assert "train_1" in out
+    assert "3/3" in out
+
+
+def test_following_shows_phases_and_warnings(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("GET /v1/jobs/train_1/events", lambda handler, _: events(handler, *STORY))
+    server.on("GET /v1/jobs/train_1", JOB)
+    code, out, err = run(capsys, "jobs", "follow", "train_1")
+    assert code == 0
+    assert "succeeded in 3 device seconds" in out
+    assert "warning: ocr failed on [2] images" in err
+    assert "objective 0.2500  loss 2.0000" in err
+    assert "3/3" in err
+    assert "starting" not in err
+
+
+def test_following_as_json_prints_one_event_per_line(
+    server: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET /v1/jobs/train_1/events", lambda handler, _: events(handler, *STORY))
+    server.on("GET /v1/jobs/train_1", JOB)
+    _, out, _ = run(capsys, "jobs", "follow", "train_1", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["seq"] for line in lines] == list(range(1, len(STORY) + 1))
+    assert lines[4] == {"seq": 5, "type": "metrics", "data": STORY[4][1]}
+
+
+def test_a_failed_job_is_one_line_and_exit_code_1(
+    server: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {**JOB, "status": "failed", "error": {"type": "reward-failure", "detail": "ocr [x] failed"}}
+    server.on("GET /v1/jobs/train_1/events", lambda handler, _: events(handler, STORY[0]))
+    server.on("GET /v1/jobs/train_1", failed)
+    code, out, err = run(capsys, "jobs", "follow", "train_1")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "Error: training train_1 failed: ocr [x] failed (reward-failure)"
+    assert "Traceback" not in err
+
+
+def test_a_refusal_names_the_field_and_is_exit_code_4(
+    server: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = {
+        "title": "The request is not valid",
+        "errors": [{"loc": ["body", "rewards", 0], "msg": "unknown"}],
+    }
+    server.on(
+        "POST /v1/profiles", lambda handler, _: send_json(handler, 422, document, "application/problem+json")
+    )
+    code, out, err = run(capsys, "profile", "-r", "nope")
+    assert (code, out) == (4, "")
+    assert err == "Error: The request is not valid (422): rewards.0: unknown\n"
+
+
+def test_an_unreachable_service_is_exit_code_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("recast.client.time.sleep", lambda seconds: None)
+    code, out, err = run(capsys, "jobs", "list", "--url", "http://127.0.0.1:1")
+    assert (code, out) == (3, "")
+    assert len(err.splitlines()) == 1
+    assert "recast up" in err
+
+
+def test_no_service_known_is_exit_code_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RECAST_URL")
+    code, _, err = run(capsys, "jobs", "list")
+    assert code == 3
+    assert "run `recast up`" in err
+
+
+@pytest.mark.parametrize("pair", ["ocr", "ocr=", "=1", "ocr=nan", "ocr=inf", "ocr=x"])
+def test_a_budget_that_is_no_number_is_wrong_usage(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "allocate", "--profile", "prof_1", "--steps", "2", "-b", pair)
+    assert code == 2
+    assert "NAME=WEIGHT" in err
+
+
+def test_allocating_sends_budgets_and_shows_the_matrix(
+    server: Scripted, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server.on("POST /v1/allocations", ALLOCATION, status=201)
+    options = ["--profile", "prof_1", "--steps", "2", "-b", "clipscore=1", "-b", "ocr=3"]
+    code, out, _ = run(capsys, "allocate", *options, "--png", "matrix.png")
+    assert code == 0
+    sent = json.loads(server.seen[0].body)
+    assert sent == {"profile": "prof_1", "budgets": {"clipscore": 1.0, "ocr": 3.0}, "steps": 2}
+    assert "0.7500" in out
+    assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_previewing_stores_nothing(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    preview = {key: value for key, value in ALLOCATION.items() if key != "id"}
+    server.on("POST /v1/allocations/preview", preview)
+    options = ["--profile", "prof_1", "--steps", "2", "-b", "ocr=1", "--preview"]
+    assert run(capsys, "allocate", *options)[0] == 0
+    code, out, _ = run(capsys, "allocate", *options, "--json")
+    assert (code, json.loads(out)) == (0, preview)
+
+
+def test_training_leaves_defaults_to_the_service(
+    server: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("POST /v1/trainings", {**JOB, "status": "queued"}, status=202)
+    code, out, _ = run(capsys, "train", "-b", "ocr=1", "--epochs", "2", "--rank", "8", "--no-wait", "--json")
+    assert (code, json.loads(out)["status"]) == (0, "queued")
+    assert json.loads(server.seen[0].body) == {
+        "model": "miniature",
+        "prompt_set": "pset_miniature_train",
+        "stages": [{"budgets": {"ocr": 1.0}, "epochs": 2}],
+        "sampling": {},
+        "lora": {"rank": 8, "alpha": 16.0},
+        "seed": 0,
+    }
+
+
+def test_training_from_a_file_sends_it_as_it_is(
+    server: Scripted, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server.on("POST /v1/trainings", {**JOB, "status": "queued"}, status=202)
+    body = {"model": "miniature", "stages": [], "unknown": 1}
+    (tmp_path / "run.json").write_text(json.dumps(body))
+    assert run(capsys, "train", "-f", "run.json", "--no-wait")[0] == 0
+    assert json.loads(server.seen[0].body) == body
+    (tmp_path / "run.json").write_text("{")
+    code, _, err = run(capsys, "train", "-f", "run.json", "--no-wait")
+    assert code == 2
+    assert "run.json" in err
+
+
+def test_downloading_picks_the_call_from_the_id(
+    server: Scripted, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def file(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "3")
+        handler.end_headers()
+        handler.wfile.write(b"a,b")
+
+    server.on("GET /v1/allocations/alloc_1.csv", file)
+    code, out, _ = run(capsys, "download", "alloc_1", "--json")
+    assert code == 0
+    assert json.loads(out) == {"id": "alloc_1", "path": str(tmp_path / "alloc_1.csv"), "bytes": 3}
+    assert (tmp_path / "alloc_1.csv").read_bytes() == b"a,b"
+    assert run(capsys, "download", "pset_1")[0] == 2
+    code, _, err = run(capsys, "download", "alloc_1", "-o", "no/such/folder.csv")
+    assert code == 1
+    assert "--output" in err
+
+
+def test_a_new_keys_secret_is_printed_alone(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("POST /v1/keys", {"id": "key_1", "key": "rk_secret"}, status=201)
+    code, out, _ = run(capsys, "keys", "create", "dashboard", "--role", "viewer")
+    assert (code, out) == (0, "rk_secret\n")
+    assert json.loads(server.seen[0].body) == {"name": "dashboard", "role": "viewer"}
+
+
+def test_help_is_quick_to_load() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "quickstart" in done.stdout
