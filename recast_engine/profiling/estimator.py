@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 Unit = Literal["prompts", "images"]
 
 SMALLEST_MEAN = 1e-6  # of Z: floor of a mean over rollouts where a negative power or a logarithm needs one
+SMALLEST_Z = 1e-30  # the same for Z itself: a prompt where every optimality is 0 then counts with 0
 
 
 @dataclass(frozen=True)
@@ -237,10 +238,10 @@ def _any_order(
     count = present[:, :, 0].sum(axis=1)
     partition = clean.sum(axis=1) / count
     mean = values[:, :, 1:].sum(axis=2) / present[:, :, 1:].sum(axis=2)
-    mean = np.maximum(mean, np.maximum(SMALLEST_MEAN * partition, np.finfo(float).tiny)[:, None])
+    safe = np.maximum(partition, SMALLEST_Z)
+    mean = np.maximum(mean, SMALLEST_MEAN * safe[:, None])
     deviation = np.where(present[:, :, 0], clean - partition[:, None], 0.0)
     noise = 0.0 if centred else (deviation**2).sum(axis=1) / ((count - 1) * count)
-    safe = np.maximum(partition, np.finfo(float).tiny)
     if alpha == 1.0:
         part = np.where(present[:, :, 0], clean * np.log(mean), 0.0)
         normaliser, slope = safe * np.log(safe), np.log(safe) + 1.0

@@ -5,7 +5,6 @@ Loads torch; the rest of the package does not.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,15 +20,13 @@ from recast_engine.config import EstimatorConfig, dump
 from recast_engine.errors import ConfigError, RewardFailure
 from recast_engine.observer import NullObserver, Observer, Stopped
 from recast_engine.profiling.curves import curve_warnings, estimate_curve
+from recast_engine.profiling.levels import noise_levels, rollout_steps
 from recast_engine.profiling.profile import Curve, Profile
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.base import Scores
 
 Array = NDArray[np.float64]
 Role = Literal["clean", "noise", "rollout"]
-
-LEVEL_EXPONENT = 1.5
-FEWEST_ROLLOUT_STEPS = 2
 
 
 class RewardScorer(Protocol):
@@ -42,20 +39,6 @@ class RewardScorer(Protocol):
 
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> Scores:
         """Scores of ``images`` (N, H, W, 3)."""
-
-
-def noise_levels(count: int) -> tuple[float, ...]:
-    """L levels from 0 to 1, sigma_l = 1 - (1 - l / (L - 1))^1.5.
-
-    Denser towards 1, where the signal-to-noise ratio (1 - sigma)^2 / sigma^2 runs through most of its range
-    and curves of composition-like rewards fall within a tenth.
-    """
-    return tuple(float(1.0 - (1.0 - place) ** LEVEL_EXPONENT) for place in np.linspace(0.0, 1.0, count))
-
-
-def rollout_steps(sigma: float, sampling_steps: int) -> int:
-    """Model evaluations of a rollout from ``sigma``: its share of a whole sampling run, at least 2."""
-    return max(FEWEST_ROLLOUT_STEPS, math.ceil(sigma * sampling_steps))
 
 
 def image_seed(seed: int, role: Role, prompt: int, image: int, rollout: int = 0) -> int:

@@ -16,12 +16,11 @@ from recast_engine.config import EstimatorConfig
 from recast_engine.errors import ConfigError, RewardFailure
 from recast_engine.observer import NullObserver, Stopped
 from recast_engine.profiling import Profile, measure, renyi_self_tilted
+from recast_engine.profiling.levels import noise_levels, rollout_steps
 from recast_engine.profiling.measure import (
     choose_prompts,
     image_seed,
     measure_profile,
-    noise_levels,
-    rollout_steps,
 )
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.base import Scores

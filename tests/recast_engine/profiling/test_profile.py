@@ -12,7 +12,7 @@ from recast_engine.errors import InvalidArgument, RewardFailure
 from recast_engine.profiling import Curve, Profile
 from recast_engine.profiling.cleanup import largest_violation, non_increasing
 from recast_engine.profiling.curves import curve_warnings, estimate_curve, tilt
-from recast_engine.profiling.measure import noise_levels
+from recast_engine.profiling.levels import noise_levels
 
 LEVELS = noise_levels(7)
 

@@ -176,6 +176,18 @@ def test_rare_rewards_stay_finite() -> None:
     assert math.isfinite(estimate.standard_error)
 
 
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
+def test_a_prompt_where_nothing_succeeds_counts_with_nothing(alpha: float) -> None:
+    """Moments are averaged over prompts before the ratio, so a prompt with Z = 0 adds 0 to both."""
+    clean, rollout = draw(np.random.default_rng(13), 4, 20, 3, 0.25)
+    zeros = np.zeros((1, 20))
+    found = renyi_self_tilted(
+        np.concatenate([clean, zeros]), np.concatenate([rollout, zeros[..., None].repeat(3, 2)]), alpha=alpha
+    )
+    assert found.value == pytest.approx(renyi_self_tilted(clean, rollout, alpha=alpha).value, abs=1e-9)
+    assert found.prompts == 5
+
+
 def test_tensors_are_accepted() -> None:
     clean, rollout = draw(np.random.default_rng(12), 3, 5, 1, 0.25)
     tensors = renyi_self_tilted(torch.from_numpy(clean), torch.from_numpy(rollout))
