@@ -8,7 +8,7 @@ from functools import partial
 from importlib.metadata import version
 
 from anyio import to_thread
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 import migrations
 from api import errors, openapi
@@ -42,6 +42,7 @@ DOMAINS = (
     adapters,
     jobs,
     keys,
+    health,
 )
 
 
@@ -75,11 +76,8 @@ def create_app(settings: Settings, *, publish: Publish | None = None) -> FastAPI
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, uploads=uploads)
     app.add_middleware(Observed, metrics=app.state.metrics)
     errors.install(app)
-    v1 = APIRouter(prefix="/v1")
     for router in DOMAINS:
-        v1.include_router(router)
-    app.include_router(v1)
-    app.include_router(health)
+        app.include_router(router)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
     return app
 

@@ -23,8 +23,7 @@ def json_body(kind: type[T]) -> Any:
     Strict: ``"3"`` is no integer and ``true`` no number. NaN and infinities are refused by the bounds of
     ``kind`` itself, so the answer names the field. Raises Invalid, UnsupportedMediaType, TooLarge.
     """
-    adapter = TypeAdapter(kind)
-    _SCHEMAS[kind.__name__] = adapter
+    adapter = adapter_of(kind)
 
     async def read(request: Request) -> T:
         media_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
@@ -34,6 +33,13 @@ def json_body(kind: type[T]) -> Any:
 
     reader: Callable[[Request], Awaitable[T]] = read
     return Depends(reader)
+
+
+def adapter_of(kind: type[T]) -> TypeAdapter[T]:
+    """The reader of ``kind``, whose schema is then part of the OpenAPI document."""
+    adapter = TypeAdapter(kind)
+    _SCHEMAS[kind.__name__] = adapter
+    return adapter
 
 
 def parse(adapter: TypeAdapter[T], raw: bytes) -> T:

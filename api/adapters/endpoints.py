@@ -13,7 +13,7 @@ from api.context import Services
 from api.files import Download, serve
 from api.pagination import Cursor, Id, Limit
 
-router = APIRouter(prefix="/adapters", tags=["adapters"])
+router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 

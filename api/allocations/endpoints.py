@@ -21,7 +21,7 @@ from api.context import Services
 from api.idempotency import Key, respond
 from api.pagination import Cursor, Id, Limit
 
-router = APIRouter(prefix="/allocations", tags=["allocations"])
+router = APIRouter(prefix="/v1/allocations", tags=["allocations"])
 Body = Annotated[AllocationRequest, json_body(AllocationRequest)]
 DESCRIPTION = describes(AllocationRequest, from_profile=EXAMPLE_PROFILE, from_gains=EXAMPLE_GAINS)
 

@@ -10,7 +10,7 @@ from api.auth import Viewer
 from api.catalogue import service
 from api.catalogue.schemas import ModelList, RewardList
 
-router = APIRouter(tags=["catalogue"])
+router = APIRouter(prefix="/v1", tags=["catalogue"])
 
 
 @router.get("/models", operation_id="list_models", summary="List base models")

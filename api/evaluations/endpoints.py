@@ -18,7 +18,7 @@ from api.jobs.schemas import Estimate, JobPage, JobView, Status
 from api.pagination import Cursor, Id, Limit
 from recast_engine.config import EvaluationConfig
 
-router = APIRouter(prefix="/evaluations", tags=["evaluations"])
+router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"])
 Body = Annotated[EvaluationConfig, json_body(EvaluationConfig)]
 DESCRIPTION = describes(EvaluationConfig, miniature=EXAMPLE)
 REPORT_POLICY = (

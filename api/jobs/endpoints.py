@@ -16,7 +16,7 @@ from api.pagination import Cursor, Id, Limit
 from api.refusals import FieldError, Invalid
 
 MAX_SEQ = 2**63 - 1
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs")

@@ -14,7 +14,7 @@ from api.keys import service
 from api.keys.schemas import KeyPage, KeyRequest, KeyView, NewKey
 from api.pagination import Cursor, Id, Limit
 
-router = APIRouter(prefix="/keys", tags=["keys"])
+router = APIRouter(prefix="/v1/keys", tags=["keys"])
 Body = Annotated[KeyRequest, json_body(KeyRequest)]
 
 

@@ -17,7 +17,7 @@ from api.profiles import service
 from api.profiles.schemas import EXAMPLE, Gains, ProfileView
 from recast_engine.config import MAX_STEPS, ProfileConfig
 
-router = APIRouter(prefix="/profiles", tags=["profiles"])
+router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 Body = Annotated[ProfileConfig, json_body(ProfileConfig)]
 DESCRIPTION = describes(ProfileConfig, miniature=EXAMPLE)
 

@@ -25,7 +25,9 @@ def profile_work(config: EstimatorConfig, rewards: Sequence[str], prompts: Seque
     this work but loads torch; a test holds the two together.
     """
     images = min(config.prompts, len(prompts)) * config.images_per_prompt
-    inner = [1.0 - (1.0 - level / (config.levels - 1)) ** LEVEL_EXPONENT for level in range(1, config.levels - 1)]
+    inner = [
+        1.0 - (1.0 - level / (config.levels - 1)) ** LEVEL_EXPONENT for level in range(1, config.levels - 1)
+    ]
     steps = sum(max(FEWEST_ROLLOUT_STEPS, math.ceil(sigma * config.sampling_steps)) for sigma in inner)
     scored = images * (1 + config.rollouts * len(inner))
     applying = sum(usable_prompts(reward, prompts) for reward in rewards)

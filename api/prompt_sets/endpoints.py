@@ -12,7 +12,7 @@ from api.prompt_sets import service
 from api.prompt_sets.schemas import PromptSetPage, PromptSetView
 from api.prompt_sets.upload import PARAMETERS, REQUEST_BODY, Upload
 
-router = APIRouter(prefix="/prompt-sets", tags=["prompt sets"])
+router = APIRouter(prefix="/v1/prompt-sets", tags=["prompt sets"])
 
 
 @router.post(

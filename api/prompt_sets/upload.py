@@ -23,7 +23,7 @@ TEXT_TYPES = frozenset(
 )
 DEFAULT_NAME = "untitled"
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
-_UPLOAD = TypeAdapter(PromptSetUpload)
+_UPLOAD = body.adapter_of(PromptSetUpload)
 
 
 async def _read(request: Request) -> PromptSetUpload:

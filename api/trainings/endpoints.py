@@ -20,7 +20,7 @@ from api.trainings import service
 from api.trainings.schemas import EXAMPLE, CheckpointList, Metrics, SampleList, TrainingView
 from recast_engine.config import TrainingConfig
 
-router = APIRouter(prefix="/trainings", tags=["trainings"])
+router = APIRouter(prefix="/v1/trainings", tags=["trainings"])
 Body = Annotated[TrainingConfig, json_body(TrainingConfig)]
 DESCRIPTION = describes(TrainingConfig, miniature=EXAMPLE)
 MAX_POINTS = 100_000

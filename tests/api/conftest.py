@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from api.app import create_app
 from api.context import Context
+from recast_engine import miniature
 from recast_engine.profiling import Curve, Profile
 from store.models import Job
 from store.repositories import adapters, artifacts, attempts, jobs, keys, profiles, workspaces
@@ -75,7 +76,9 @@ def settings(tmp_path: Path, prepared: Path) -> Settings:
 
 
 @pytest.fixture
-def service(settings: Settings) -> Iterator[Service]:
+def service(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """All rewards count as available, whatever weights this checkout has; nothing here loads them."""
+    monkeypatch.setattr(miniature, "reward_weights", lambda name: settings.home)
     published = Published()
     app = create_app(settings, publish=published)
     with TestClient(app, raise_server_exceptions=False) as client:

@@ -123,7 +123,7 @@ def test_limits(client, settings):
 
 def test_built_in_sets_are_listed_beside_uploaded_ones(service, prompt_set):
     listed = service.client.get("/v1/prompt-sets").json()["data"]
-    assert [row["id"] for row in listed][0] == prompt_set
+    assert listed[0]["id"] == prompt_set
     assert {row["id"] for row in listed if row["builtin"]} == {
         "pset_miniature_train",
         "pset_miniature_heldout",

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from api.profiles.estimates import profile_work
+from recast_engine.backbones.catalogue import flow_sigmas
+from recast_engine.config import EstimatorConfig
+from recast_engine.prompts import Prompt
+
+
+@pytest.fixture
+def request_(prompt_set):
+    return {"model": "miniature", "prompt_set": prompt_set, "rewards": ["clipscore", "ocr"]}
+
+
+def test_a_profile_is_a_queued_job_with_a_resolved_config(service, request_):
+    answer = service.client.post("/v1/profiles", json=request_)
+    job = answer.json()
+    assert (answer.status_code, job["kind"], job["status"]) == (202, "profile", "queued")
+    assert answer.headers["location"] == f"/v1/profiles/{job['id']}"
+    assert service.published.messages == [("profile", job["id"])]
+    view = service.client.get(f"/v1/profiles/{job['id']}").json()
+    assert (view["levels"], view["curves"], view["warnings"]) == (None, None, [])
+    assert view["config"]["rewards"] == ["clipscore", "ocr"]
+    assert view["config"]["estimator"]["levels"] == EstimatorConfig().levels
+    prompt_set = service.client.get(f"/v1/prompt-sets/{request_['prompt_set']}").json()
+    assert view["config"]["prompt_set_sha256"] == prompt_set["sha256"]
+
+
+def test_a_measured_profile_shows_its_curves(client, measured_profile):
+    view = client.get(f"/v1/profiles/{measured_profile}").json()
+    assert view["status"] == "succeeded"
+    assert view["levels"] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    curve = view["curves"]["ocr"]
+    assert curve["divergence"] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
+    assert set(curve) >= {"divergence", "divergence_raw", "ci_low", "ci_high", "total", "max_violation_se"}
+    assert view["warnings"] == ["few prompts"]
+    assert view["cost"]["model_evaluations"] == 100
+
+
+def test_gains_resample_to_any_steps_and_shift(client, measured_profile):
+    for steps, shift in ((1, None), (4, None), (25, 3.0), (1000, 1.0)):
+        params = {"steps": steps} | ({"shift": shift} if shift else {})
+        gains = client.get(f"/v1/profiles/{measured_profile}/gains", params=params).json()
+        sigmas = flow_sigmas(steps, shift or 1.0)
+        assert (gains["steps"], gains["sigmas"]) == (steps, sigmas.tolist())
+        np.testing.assert_allclose(gains["gains"]["ocr"], -0.8 * np.diff(sigmas), atol=1e-12)
+        assert sum(gains["gains"]["clipscore"]) == pytest.approx(0.4)
+
+
+def test_gains_of_a_profile_that_is_not_measured(client, request_):
+    job = client.post("/v1/profiles", json=request_).json()["id"]
+    answer = client.get(f"/v1/profiles/{job}/gains?steps=4")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:recast:problem:not-ready")
+
+
+def test_an_adapter_of_the_same_base_model(client, request_, adapter):
+    answer = client.post("/v1/profiles", json=request_ | {"adapter": adapter})
+    assert answer.status_code == 202
+
+
+def test_the_estimate_is_counted_and_starts_nothing(service, request_, job_count):
+    body = request_ | {
+        "estimator": {"levels": 5, "prompts": 3, "images_per_prompt": 2, "rollouts": 2, "sampling_steps": 8}
+    }
+    estimate = service.client.post("/v1/profiles/estimate", json=body, headers=service.as_role("viewer"))
+    # Inner levels 1 - (3/4)^1.5, 1 - (1/2)^1.5, 1 - (1/4)^1.5 = 0.350, 0.646, 0.875: 3 + 6 + 7 steps.
+    # 6 images: 6 * (8 + 2 * 16) evaluations; 6 * (1 + 2 * 3) scored, by 5 rewards over 4 prompts.
+    assert estimate.json() == {
+        "model_evaluations": 240,
+        "reward_calls": 52,
+        "proposal_images": 0,
+        "device_seconds": None,
+        "basis": estimate.json()["basis"],
+    }
+    assert "no past profile" in estimate.json()["basis"]
+    assert job_count() == 0
+
+
+def test_past_jobs_tell_how_fast_they_are_here(client, request_, measured_profile):
+    estimate = client.post("/v1/profiles/estimate", json=request_).json()
+    seconds = estimate["model_evaluations"] * 2.0 / 100
+    assert estimate["device_seconds"] == {"low": pytest.approx(seconds), "high": pytest.approx(seconds)}
+    assert "throughput of 1 past profile job" in estimate["basis"]
+
+
+@pytest.mark.parametrize(("levels", "steps"), [(3, 1), (5, 8), (9, 10), (64, 25)])
+def test_the_count_agrees_with_the_engines_levels_and_rollouts(levels, steps):
+    measure = pytest.importorskip("recast_engine.profiling.measure")
+    config = EstimatorConfig(levels=levels, sampling_steps=steps, prompts=3, images_per_prompt=2, rollouts=3)
+    inner = measure.noise_levels(levels)[1:-1]
+    rollouts = sum(measure.rollout_steps(sigma, steps) for sigma in inner)
+    work = profile_work(config, ["clipscore"], [Prompt("a")] * 5)
+    assert work.model_evaluations == 3 * 2 * (steps + 3 * rollouts)
+    assert work.reward_calls == 3 * 2 * (1 + 3 * len(inner))
