@@ -1,4 +1,4 @@
-"""Where a profile is measured and what a rollout from there takes. No torch, so that work can be estimated."""
+"""Where a profile is measured, and how many steps a rollout takes. No torch: work can be estimated with it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def image_seed(seed: int, role: Role, prompt: int, image: int, rollout: int = 0)
     The first word of numpy's ``SeedSequence([seed, role, prompt, image, rollout])``, role counted as clean 0,
     noise 1, rollout 2, and prompt the place in the prompt set: any image can be drawn again alone. All
     levels share their random numbers: each level's estimate keeps its distribution, while differences
-    between levels, the gains, lose most of their noise (to a third for a Gaussian, see the tests).
+    between levels, the gains, lose more than half of their noise (a Gaussian's, in the tests).
     """
     words = [seed, ("clean", "noise", "rollout").index(role), prompt, image, rollout]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
