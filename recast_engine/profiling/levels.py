@@ -1,4 +1,4 @@
-"""Where a profile is measured, and how many steps a rollout takes. No torch: work can be estimated with it."""
+"""Where a profile is measured, and how many steps a rollout takes; no torch, so work can be estimated."""
 
 from __future__ import annotations
 
