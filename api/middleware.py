@@ -6,7 +6,7 @@ import logging
 import re
 import time
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
@@ -43,6 +43,8 @@ class Observed:
 
         try:
             await self.app(scope, receive, observed)
+        except ClientDisconnect:
+            ACCESS.info("%s: the client left before the answer was complete", request_id)
         except Exception as error:
             if status:
                 raise
