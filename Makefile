@@ -30,7 +30,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run-ready: pyproject.toml | $(BIN)/python
-	$(if $(TORCH_INDEX_URL),$(BIN)/python -m pip install --quiet --index-url '$(TORCH_INDEX_URL)' 'torch>=2.6,<2.14')
+	@if [ -n '$(TORCH_INDEX_URL)' ]; then \
+	  $(BIN)/python -m pip install --quiet --index-url '$(TORCH_INDEX_URL)' 'torch>=2.6,<2.14'; fi
 	$(BIN)/python -m pip install --quiet --editable '.[embedded,rewards]'
 	@touch $@
 
