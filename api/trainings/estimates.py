@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from api.jobs.estimates import Work
 from api.profiles.estimates import profile_work
+from recast_engine.backbones.catalogue import model_info
 from recast_engine.config import StageAllocation, StageConfig, TrainingConfig
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.catalogue import REWARDS, usable_prompts
+
+GRID_IMAGES = 16
 
 
 def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
@@ -19,10 +23,11 @@ def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
         P k T + P k m v   velocities, v = 2 (policy, old policy), 3 with a KL term (the base model)
         P k a             reward calls, a = the mean number of rewards that apply to a prompt of the stage
 
-    Images on which no reward has an opinion are not trained on, so this is the most it can be. Sample grids
-    are not counted, here or in a job's cost. ``config`` is resolved: its budgets are over rewards.
+    and each sample grid (before the first epoch, every ``samples_every``, after the last) up to 16 images of
+    the model's default steps. Images on which no reward has an opinion are not trained on, so this is the
+    most it can be. ``config`` is resolved: its budgets are over rewards.
     """
-    work = Work(0, 0)
+    work = _grids(config, prompts)
     for stage in config.stages:
         own = stage_prompts(stage, prompts)
         work += _epochs(config, stage, own)
@@ -34,6 +39,12 @@ def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
         ):
             work += profile_work(allocation.estimator, tuple(stage.budgets), own)
     return work
+
+
+def _grids(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
+    epochs = sum(stage.epochs for stage in config.stages)
+    grids = 1 + math.ceil(epochs / config.samples_every)
+    return Work(grids * min(GRID_IMAGES, len(prompts)) * model_info(config.model).default_steps, 0)
 
 
 def stage_prompts(stage: StageConfig, prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -54,7 +54,9 @@ VALUES = st.one_of(
     st.booleans(),
     st.sampled_from([0, -1, 1, 2**31, 2**64, 10**30, -0.0, 1e-320, 1e308, 1e999, -1e999, float("nan")]),
     st.text(max_size=20),
-    st.sampled_from(["", "\x00", "miniature", "ocr", "pset_miniature_train", "a" * 5000, "../../etc", "'; --"]),
+    st.sampled_from(
+        ["", "\x00", "miniature", "ocr", "pset_miniature_train", "a" * 5000, "../../etc", "'; --"]
+    ),
     st.just([]),
     st.just({}),
     st.lists(st.integers(), max_size=3),

@@ -235,7 +235,8 @@ def test_the_estimate_counts_epochs_and_the_stages_profile(client, training, job
     estimate = client.post("/v1/trainings/estimate", json=training).json()
     # An epoch: 2 prompts of 2 images, 4 steps to draw, 2 timesteps by 2 velocities: 4 * (4 + 4) = 32.
     # The profile: all 4 prompts of 2 images; one inner level 1 - 2^-1.5 = 0.646 of 4 steps = 3: 8 * 7 = 56.
-    assert estimate["model_evaluations"] == 5 * 32 + 56
+    # Grids of the 4 prompts, 10 steps: before the first epoch and after the fifth and last.
+    assert estimate["model_evaluations"] == 5 * 32 + 56 + 2 * 4 * 10
     # Stage 1 trains on the one text prompt: 12 images, one reward. Stage 2: 8 images, 6 rewards over 4
     # prompts; its profile scores 8 images and 8 rollouts.
     assert estimate["reward_calls"] == 12 + 12 + 24
@@ -252,4 +253,21 @@ def test_a_kl_term_costs_a_third_velocity():
     }
     without = training_work(load(TrainingConfig, config | {"optimizer": {"kl_weight": 0.0}}), prompts)
     with_kl = training_work(load(TrainingConfig, config), prompts)
-    assert (without.model_evaluations, with_kl.model_evaluations) == (2 * (5 + 2 * 2), 2 * (5 + 2 * 3))
+    grids = 2 * 2 * 10
+    assert without.model_evaluations == 2 * (5 + 2 * 2) + grids
+    assert with_kl.model_evaluations == 2 * (5 + 2 * 3) + grids
+
+
+@pytest.mark.parametrize(("epochs", "every", "grids"), [(1, 5, 2), (5, 5, 2), (6, 5, 3), (10, 1, 11)])
+def test_sample_grids_are_counted(epochs, every, grids):
+    samples = pytest.importorskip("recast_engine.training.samples")
+    config = {
+        "model": "miniature",
+        "prompt_set": "x",
+        "stages": [{"budgets": {"clipscore": 1}, "epochs": epochs, "allocation": "alloc_x"}],
+        "sampling": {"steps": 1, "prompts_per_epoch": 1, "images_per_prompt": 2},
+        "optimizer": {"kl_weight": 0, "timesteps_per_image": 1},
+        "samples_every": every,
+    }
+    work = training_work(load(TrainingConfig, config), parse_prompts("a\n" * 40))
+    assert work.model_evaluations == epochs * 2 * 3 + grids * samples.GRID_IMAGES * 10
