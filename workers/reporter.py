@@ -51,6 +51,8 @@ class Reporter:
         """Store one event of the engine."""
         if event["type"] != "advance":
             self._begin_phase()
+        if event["type"] not in ("advance", "cost"):  # what went before is told before
+            self.flush()
         handler: Callable[[Event], None] = getattr(self, f"_on_{event['type']}")
         handler(event)
         self._flush_due()
@@ -80,7 +82,6 @@ class Reporter:
             attempts.progress(session, self._claim, self._done)
 
     def _on_phase(self, event: Event) -> None:
-        self.flush()
         self._phase = event
 
     def _begin_phase(self, start: int = 0) -> None:
@@ -144,6 +145,7 @@ class Reporter:
             request={"training": job.id, "stage": stage},
             config=_profile_config(job.config, stage, profile),
             cost=profile.get("cost", {}),
+            warnings=profile["warnings"],
         )
         profiles.create(session, measured.id, profile)
         self._profiles[stage] = measured.id
@@ -222,10 +224,22 @@ class Reporter:
                 rank=meta["rank"],
                 alpha=meta["alpha"],
                 final=meta["final"],
-                provenance=meta.get("provenance", {}),
+                provenance=_provenance(session, job),
             )
             data["adapter"] = adapter.id
         jobs.add_event(session, job.id, "file", data)
+
+
+def _provenance(session: Session, job: Job) -> dict[str, Any]:
+    """What made the training's adapter: enough to find and repeat all of it."""
+    computed = {row.stage: row.id for row in allocations.of_training(session, job.id)}
+    stages = []
+    for number, stage in enumerate(job.config["stages"]):
+        asked = stage["allocation"]
+        used = asked if isinstance(asked, str) else computed.get(number)
+        stages.append({"budgets": stage["budgets"], "epochs": stage["epochs"], "allocation": used})
+    kept = ("model", "prompt_set", "adapter", "seed")
+    return {"training": job.id, **{name: job.config.get(name) for name in kept}, "stages": stages}
 
 
 def _profile_config(training: Mapping[str, Any], stage: int, profile: Event) -> dict[str, Any]:

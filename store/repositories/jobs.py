@@ -55,6 +55,7 @@ def create_measured(
     request: Mapping[str, Any],
     config: Mapping[str, Any],
     cost: Mapping[str, float],
+    warnings: Sequence[str],
 ) -> Job:
     """A job that has already succeeded, because its parent did its work on the way."""
     now = utcnow()
@@ -68,6 +69,7 @@ def create_measured(
         request=dict(request),
         config=dict(config),
         cost={name: cost.get(name, 0) for name in no_cost()},
+        warnings=list(warnings),
         parent_id=parent.id,
         started_at=parent.phase_started_at or now,
         finished_at=now,

@@ -97,7 +97,7 @@ def _train(request: Any, workdir: Path, observer: Observer, fake: Any) -> Mappin
     adapter = workdir / "final.safetensors"
     adapter.write_bytes(b"adapter")
     meta = {"epoch": epochs, "step": 10 * epochs, "rank": 4, "alpha": 8.0, "base_model": "miniature"}
-    observer.file("adapter", adapter.name, adapter, {**meta, "final": True, "provenance": {"seed": 1}})
+    observer.file("adapter", adapter.name, adapter, {**meta, "final": True})
     return {"epochs": epochs, "resumed_at": first}
 
 

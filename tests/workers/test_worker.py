@@ -46,10 +46,18 @@ def test_training_from_message_to_adapter(any_service: Service) -> None:
         assert (allocation.stage, allocation.epoch, allocation.matrix) == (0, 0, [[0.7, 0.8], [0.3, 0.2]])
         (profile,) = jobs.children(session, job_id, kind="profile")
         assert allocation.profile_id == profile.id
-        assert profile.cost["model_evaluations"] == 7
+        assert (profile.cost["model_evaluations"], profile.warnings) == (7, ["few prompts"])
         assert profiles.get(session, profile.id, service.workspace).levels == [1.0, 0.5, 0.0]
         (adapter,), _ = adapters.page(session, service.workspace, training_id=job_id)
         assert (adapter.rank, adapter.alpha, adapter.final, adapter.epoch) == (4, 8.0, True, 3)
+        assert adapter.provenance == {
+            "training": job_id,
+            "model": "miniature",
+            "prompt_set": "pset_test",
+            "adapter": None,
+            "seed": 1,
+            "stages": [{"budgets": {"geneval": 0.75, "ocr": 0.25}, "epochs": 3, "allocation": allocation.id}],
+        }
         file = adapters.artifact(session, adapter)
         with service.runtime.artifacts.open(file.key) as stored:
             assert stored.read() == b"adapter"
