@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 from api.app import create_app
 from store.settings import Settings
 
+logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+logging.getLogger("api").setLevel(logging.INFO)  # the access log
 app = create_app(Settings.from_env())

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from api.jobs.schemas import JobPage, JobView
+from api.jobs.schemas import JobView
 
 EXAMPLE = {
     "model": "miniature",
@@ -48,10 +48,6 @@ class ProfileView(JobView):
     config: dict[str, Any] = Field(description="the resolved request")
     levels: list[float] | None = Field(description="the noise levels sigma; null until measured")
     curves: dict[str, Curve] | None
-
-
-class ProfilePage(JobPage):
-    """Profiles, newest first, as jobs."""
 
 
 class Gains(BaseModel):
