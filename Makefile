@@ -30,6 +30,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run-ready: pyproject.toml | $(BIN)/python
+	@echo 'Installing into $(VENV): this takes some minutes once.'
 	@if [ -n '$(TORCH_INDEX_URL)' ]; then \
 	  $(BIN)/python -m pip install --quiet --index-url '$(TORCH_INDEX_URL)' 'torch>=2.6,<2.14'; fi
 	$(BIN)/python -m pip install --quiet --editable '.[embedded,rewards]'
