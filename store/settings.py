@@ -65,11 +65,6 @@ class Settings:
         if not 0 < self.heartbeat_seconds < self.lease_seconds:
             raise ValueError("RECAST_HEARTBEAT_SECONDS must be positive and less than RECAST_LEASE_SECONDS")
 
-    @property
-    def worker_stale_seconds(self) -> float:
-        """A worker not seen for longer than this counts as dead."""
-        return 3 * self.sweep_seconds + 5.0
-
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
         """Settings from ``environ``; unset or empty variables keep their defaults.

