@@ -155,6 +155,6 @@ def _allocations(provenance: Mapping[str, Mapping[str, str]]) -> list[dict[str, 
     """The allocations that the subjects were trained with, where their files carry them."""
     found = []
     for label, header in provenance.items():
-        for allocation in json.loads(header.get(ALLOCATIONS_KEY, "[]")):
-            found.append(allocation | {"title": f"{label}, stage {allocation['stage'] + 1}"})
+        for stage, allocation in enumerate(json.loads(header.get(ALLOCATIONS_KEY, "[]")), start=1):
+            found.append(allocation | {"title": f"{label}, stage {stage}"})
     return found
