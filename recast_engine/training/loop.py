@@ -51,7 +51,7 @@ from recast_engine.training.samples import draw_grid, fixed_choice
 from recast_engine.training.stages import Stage
 from recast_engine.training.update import TimedAdvantages, update_policy
 
-_ALLOCATION_FACTS = ("method", "temperature", "rewards", "sigmas", "matrix")
+_ALLOCATION_FACTS = ("method", "temperature", "rewards", "budgets", "sigmas", "matrix")
 
 Stored = Mapping[str, Mapping[str, Any]]
 """Rows of the store as plain JSON data, by id."""
