@@ -15,7 +15,7 @@ from recast_engine.errors import ConfigError
 from recast_engine.evaluation.run import evaluate
 from recast_engine.observer import Observer
 from recast_engine.profiling.measure import measure_profile
-from recast_engine.prompts import Prompt, parse_prompts
+from recast_engine.prompts import Prompt, parse_prompts, prompt_set_hash
 from recast_engine.rewards.scoring import load_scorer
 from recast_engine.training.adapters import loaded_adapter
 from recast_engine.training.loop import train
@@ -57,8 +57,16 @@ class Request:
         return cls(**data)
 
     def read_prompts(self) -> list[Prompt]:
-        """The prompt set, parsed."""
-        return parse_prompts(self.prompts.read_text(encoding="utf-8"))
+        """The prompt set, parsed.
+
+        Raises:
+            ConfigError: it is not the set whose hash the config records.
+        """
+        prompts = parse_prompts(self.prompts.read_text(encoding="utf-8"))
+        wanted = self.config.get("prompt_set_sha256")
+        if wanted is not None and prompt_set_hash(prompts) != wanted:
+            raise ConfigError("prompt_set: its content is not what it was when the job was submitted")
+        return prompts
 
     def adapter(self, adapter_id: str | None) -> Path | None:
         """The file of ``adapter_id``; None stands for the base model."""
