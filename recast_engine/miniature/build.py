@@ -33,8 +33,8 @@ from recast_engine.miniature.checkpoint import write_json
 from recast_engine.miniature.measure import measure
 
 VAE_STEPS = 3_000
-FLOW_STEPS = 1_800
-WATCH_EVERY = 300
+FLOW_STEPS = 1_500
+WATCH_EVERY = 500
 STAGES = ("rewards", "vae", "flow", "export", "card")
 
 

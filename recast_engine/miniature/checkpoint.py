@@ -108,5 +108,5 @@ def generator(seed: int, step: int) -> torch.Generator:
 def warm_then_decay(step: int, total: int, peak: float, warmup: int, hold: float) -> float:
     """Learning rate: linear warm-up, constant up to the share `hold` of `total`, then linear to ~0."""
     rise = min(1.0, (step + 1) / warmup)
-    fall = (1 - step / total) / (1 - hold)
+    fall = (1 - step / total) / (1 - hold) if hold < 1 else 1.0
     return peak * min(rise, max(0.005, min(1.0, fall)))

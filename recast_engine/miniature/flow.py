@@ -29,7 +29,7 @@ class FlowBudget:
     images: int = 48_000
     peak_rate: float = 1e-3
     warmup: int = 200
-    hold: float = 5 / 6
+    hold: float = 1.0
     caption_dropout: float = 0.05
     average: float = 0.999
     save_every: int = 500

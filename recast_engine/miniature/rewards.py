@@ -35,6 +35,7 @@ Images = NDArray[np.uint8]
 SEEDS = {"clipscore": 101, "hpsv2": 211, "pickscore": 307, "aesthetic": 401}
 PEAK_RATE = 1e-3
 ANCHOR_WEIGHT = 0.2  # of the contrastive loss beside the preference loss
+HEAD_FACTOR = 30.0  # the head maps unit vectors to 0..10, so its weights must travel far
 MIN_SEVERITY = 0.1
 MAX_LOGIT_SCALE = 4.6052  # log 100, CLIP's own bound (arXiv 2103.00020, section 2.5)
 
@@ -187,7 +188,11 @@ def train(name: str, budget: RewardBudget) -> tuple[CLIPModel, nn.Linear]:
     pairs = make_pool(family, budget.pool, seed, wrong_scene=1.0)
     judged = pairs if name == "clipscore" else make_pool(family, budget.pool, seed + 1)
     parameters = [*model.parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.05)
+    groups = [
+        {"params": list(model.parameters()), "factor": 1.0},
+        {"params": list(head.parameters()), "factor": HEAD_FACTOR, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.05)
     extra = 0 if name == "clipscore" else budget.judgement
     total = budget.contrastive + extra
     for step in range(total):
@@ -201,7 +206,7 @@ def train(name: str, budget: RewardBudget) -> tuple[CLIPModel, nn.Linear]:
         else:
             loss = _judgement_loss(name, model, head, judged, chosen)
         for group in optimizer.param_groups:
-            group["lr"] = warm_then_decay(step, total, PEAK_RATE, 100, 0.4)
+            group["lr"] = group["factor"] * warm_then_decay(step, total, PEAK_RATE, 100, 0.4)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
