@@ -50,6 +50,7 @@ class PhaseBars:
         self.progress = progress
         self.phase: str | None = None
         self.bar: TaskID | None = None
+        self.total: int | None = None
 
     def hear(self, event: Event) -> None:
         """Show what the event says."""
@@ -63,13 +64,15 @@ class PhaseBars:
         elif event.type == "status":
             self._status(str(data["status"]), int(data["attempt"]))
 
-    def finish(self) -> None:
-        """Take a waiting bar away, leave any other as it stands."""
+    def finish(self, *, complete: bool = False) -> None:
+        """Take a waiting bar away; fill any other if its phase is complete, else leave it as it stands."""
         if self.bar is None:
             return
         if self.phase in WAITING:
             self.progress.remove_task(self.bar)
         else:
+            if complete:
+                self.progress.update(self.bar, completed=self.total)
             self.progress.stop_task(self.bar)
         self.bar = self.phase = None
 
@@ -77,19 +80,21 @@ class PhaseBars:
         if status == "queued" and attempt > 0:
             self.progress.console.print("the job was interrupted and is queued again", style="yellow")
         if status in ("queued", "running"):
+            self.finish()
             self._begin("waiting for a worker" if status == "queued" else "starting", None)
         else:
-            self.finish()
+            self.finish(complete=status == "succeeded")
 
     def _begin(self, phase: str, total: int | None) -> None:
-        self.finish()
-        self.phase = phase
+        self.finish(complete=True)
+        self.phase, self.total = phase, total
         self.bar = self.progress.add_task(phase, total=total, note="")
 
     def _advance(self, phase: str, done: int, total: int) -> None:
         if phase != self.phase:
             self._begin(phase, total)
         assert self.bar is not None
+        self.total = total
         self.progress.update(self.bar, completed=done, total=total)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -21,18 +21,15 @@ def curves(profile: Mapping[str, Any]) -> Table:
 def differences(report: Mapping[str, Any]) -> Table:
     """Every metric of every subject against the baseline: means, paired difference, interval, wins."""
     baseline = report["baseline"]
-    table = Table(
-        "subject", "metric", baseline, "subject's", "difference", "95% interval", "prompts +/-", box=None
-    )
-    for label in report["subjects"]:
-        if label == baseline:
-            continue
+    others = [label for label in report["subjects"] if label != baseline]
+    table = Table(*["metric", baseline, "subject's", "difference", "95% interval", "+/-"], box=None)
+    for label in others:
+        if len(others) > 1:
+            table.add_row(label, style="underline")
         for name, metric in _metrics(report).items():
-            held_out = " (held out)" if metric.get("held_out") else ""
             difference = metric["differences"][label]
             table.add_row(
-                label,
-                name + held_out,
+                name + (" (held out)" if metric.get("held_out") else ""),
                 number(metric["means"][baseline]["mean"]),
                 number(metric["means"][label]["mean"]),
                 number(difference["mean"], signed=True),
@@ -40,6 +37,17 @@ def differences(report: Mapping[str, Any]) -> Table:
                 f"{difference['wins']}/{difference['losses']}",
                 style="bold" if name == OBJECTIVE else None,
             )
+    return table
+
+
+def listing(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A list of things; the ids, in the first column, are never cut."""
+    table = Table(box=None)
+    widest = max((len(row[0]) for row in rows), default=0)
+    for place, header in enumerate(headers):
+        table.add_column(header, no_wrap=True, min_width=0 if place else widest)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -54,6 +62,7 @@ def number(value: float | None, *, signed: bool = False) -> str:
     """Four decimals; a dash where nothing was measured."""
     if value is None:
         return "-"
+    value = round(value, 4) + 0.0  # no negative zero
     return f"{value:+.4f}" if signed else f"{value:.4f}"
 
 

@@ -34,10 +34,11 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate adapters against the base model."""
+    labels = ["adapter"] if len(adapter) == 1 else [f"adapter {n}" for n in range(1, len(adapter) + 1)]
     body = {
         "subjects": [
             {"base_model": base_model, "label": "base"},
-            *({"adapter": a, "label": a} for a in adapter),
+            *({"adapter": one, "label": label} for one, label in zip(adapter, labels, strict=True)),
         ],
         "baseline": "base",
         "rewards": reward,

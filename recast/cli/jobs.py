@@ -7,11 +7,11 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from recast.cli.app import Home, Json, Url, app, emit, err, out
 from recast.client import Client
 from recast.progress import follow as follow_job
+from recast.tables import listing
 
 jobs = typer.Typer(
     help="Profiles, trainings and evaluations: list, show, follow, cancel, resume.", no_args_is_help=True
@@ -39,12 +39,17 @@ def list_(
     if as_json:
         emit(found)
         return
-    table = Table("id", "kind", "status", "phase", "done", "created", box=None)
-    for job in found:
-        progress = job["progress"]
-        done = f"{progress['done']}/{progress['total']}"
-        table.add_row(job["id"], job["kind"], job["status"], progress["phase"], done, job["created_at"][:19])
-    out.print(table if found else "No jobs.")
+    rows = [
+        [
+            job["id"],
+            job["status"],
+            job["progress"]["phase"],
+            f"{job['progress']['done']}/{job['progress']['total']}",
+            job["created_at"][5:16].replace("T", " "),
+        ]
+        for job in found
+    ]
+    out.print(listing(["id", "status", "phase", "done", "created"], rows) if found else "No jobs.")
 
 
 @jobs.command()
@@ -60,7 +65,7 @@ def show(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fals
         out.print(f"{name:<12} {job[name]}", markup=False)
     for name in ("progress", "cost", "error", "result", "warnings"):
         if job.get(name):
-            out.print(f"{name:<12} {_plain(job[name])}", markup=False)
+            out.print(f"{name:<12} {_plain(job[name])}", markup=False, soft_wrap=True)
 
 
 @jobs.command()

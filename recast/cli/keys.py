@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from recast.cli.app import Home, Json, Url, app, emit, out
 from recast.client import Client
+from recast.tables import listing
 
 keys = typer.Typer(help="API keys of the workspace (needs an admin key).", no_args_is_help=True)
 app.add_typer(keys, name="keys")
@@ -22,11 +22,10 @@ def list_(url: Url = None, home: Home = None, as_json: Json = False) -> None:
     if as_json:
         emit(found)
         return
-    table = Table("id", "name", "role", "starts with", "last used", "revoked", box=None)
-    for key in found:
-        used, revoked = key["last_used_at"] or "", key["revoked_at"] or ""
-        table.add_row(key["id"], key["name"], key["role"], key["prefix"], used[:19], revoked[:19])
-    out.print(table)
+    rows = [
+        [key["id"], key["name"], key["role"], key["prefix"], (key["revoked_at"] or "")[:10]] for key in found
+    ]
+    out.print(listing(["id", "name", "role", "starts with", "revoked"], rows))
 
 
 @keys.command()

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from recast.cli.app import Home, Json, Url, app, emit, out
 from recast.client import Client
+from recast.tables import listing
 
 prompts = typer.Typer(help="Prompt sets: list and upload.", no_args_is_help=True)
 app.add_typer(prompts, name="prompts")
@@ -23,10 +23,8 @@ def list_(url: Url = None, home: Home = None, as_json: Json = False) -> None:
     if as_json:
         emit(found)
         return
-    table = Table("id", "name", "prompts", "built in", box=None)
-    for item in found:
-        table.add_row(item["id"], item["name"], str(item["count"]), "yes" if item["builtin"] else "")
-    out.print(table)
+    rows = [[one["id"], one["name"], str(one["count"]), "yes" if one["builtin"] else ""] for one in found]
+    out.print(listing(["id", "name", "prompts", "built in"], rows))
 
 
 @prompts.command()

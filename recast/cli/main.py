@@ -1,0 +1,22 @@
+"""The entry of the ``recast`` command: all its commands, and how errors end it."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from recast.cli import allocate, download, evaluate, jobs, keys, profile, prompts, quickstart, service, train
+from recast.cli.app import app
+from recast.errors import RecastError
+
+COMMANDS = (service, quickstart, profile, allocate, train, evaluate, jobs, download, prompts, keys)
+
+
+def main() -> None:
+    """Run the command line; a foreseen error becomes one line and its exit code."""
+    try:
+        app()
+    except RecastError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {error}")
+        sys.exit(error.exit_code)
