@@ -45,7 +45,9 @@ class Flow:
         }
 
 
-def _text_encoder(tokenizer: CLIPTokenizer, width: int, pooled: int, layers: int, heads: int) -> nn.Module:
+def _text_encoder(
+    tokenizer: CLIPTokenizer, width: int, pooled: int, layers: int, heads: int
+) -> CLIPTextModelWithProjection:
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -97,7 +99,8 @@ def tokenize(tokenizer: CLIPTokenizer, captions: Sequence[str]) -> torch.Tensor:
         truncation=True,
         return_tensors="pt",
     )
-    return batch.input_ids
+    ids: torch.Tensor = batch.input_ids
+    return ids
 
 
 def encode(flow: Flow, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,13 +120,14 @@ def velocity(
 ) -> torch.Tensor:
     """v [N, 4, 12, 12] = eps - x0 predicted at latents x [N, 4, 12, 12], noise levels sigma [N]."""
     sequence, pooled = text
-    return flow.transformer(
+    predicted: torch.Tensor = flow.transformer(
         hidden_states=x,
         encoder_hidden_states=sequence,
         pooled_projections=pooled,
         timestep=sigma * 1000,
         return_dict=False,
     )[0]
+    return predicted
 
 
 def sigmas(steps: int, shift: float = SHIFT) -> torch.Tensor:
@@ -134,7 +138,8 @@ def sigmas(steps: int, shift: float = SHIFT) -> torch.Tensor:
     """
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=shift)
     scheduler.set_timesteps(steps)
-    return scheduler.sigmas
+    levels: torch.Tensor = scheduler.sigmas
+    return levels
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Builds the shipped weights from nothing: `python -m recast_engine.miniature.build`.
 
-Four judges, the autoencoder, the flow transformer with its text encoders, then measurements of
+The autoencoder, the flow transformer with its text encoders, four judges, then measurements of
 what was written. Every stage keeps its state under `--state` and continues where it stopped; a finished
 stage is not repeated. On two cores the whole takes about 100 minutes.
 """
@@ -31,11 +31,12 @@ from recast_engine.miniature import rewards as judges
 from recast_engine.miniature.architecture import Flow
 from recast_engine.miniature.checkpoint import write_json
 from recast_engine.miniature.measure import measure
+from recast_engine.miniature.redraw import Redrawer
 
 VAE_STEPS = 3_000
 FLOW_STEPS = 1_500
 WATCH_EVERY = 500
-STAGES = ("rewards", "vae", "flow", "export", "card")
+STAGES = ("vae", "flow", "export", "rewards", "card")
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,12 @@ def export_pipeline(flow: Flow, autoencoder: AutoencoderKL, target: Path) -> Non
     pipeline.save_pretrained(target)
 
 
-def build_rewards(state: Path, budget: Budget) -> None:
+def build_rewards(state: Path, budget: Budget, redraw: Redrawer) -> None:
     """Train the judges that `state` does not hold yet and copy all into the package."""
     for name in REWARDS:
         finished = state / "rewards" / name
         if not finished.exists():
-            model, head = judges.train(name, budget.rewards)
+            model, head = judges.train(name, budget.rewards, redraw)
             judges.save(name, model, head, finished)
         shutil.copytree(finished, reward_weights(name), dirs_exist_ok=True)
 
@@ -121,13 +122,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     stages = (options.only,) if options.only else STAGES
     budget = Budget()
-    if "rewards" in stages:
-        build_rewards(options.state, budget)
     autoencoder = build_vae(options.state, budget)
     if "flow" in stages:
         build_flow(options.state, budget, autoencoder)
     if "export" in stages:
-        export_pipeline(flows.load_averaged(options.state / "flow", budget.flow), autoencoder, PIPELINE)
+        flow = flows.load_averaged(options.state / "flow", budget.flow)
+        export_pipeline(flow, build_vae(options.state, budget), PIPELINE)
+    if "rewards" in stages:
+        flow = flows.load_averaged(options.state / "flow", budget.flow)
+        build_rewards(options.state, budget, Redrawer(flow, autoencoder))
     if "card" in stages:
         write_card(options.state)
 

@@ -43,7 +43,7 @@ class Trainee:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), clip)
         self.optimizer.step()
         self.step += 1

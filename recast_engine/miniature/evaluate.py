@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ def _recognizer() -> TextRecognizer:
         "Rec.rec_img_shape": [3, 48, 128],
         "Rec.rec_batch_num": 16,
     }
-    engine = RapidOCR(params=parameters)
+    engine: Any = RapidOCR(params=parameters)
     engine(np.zeros((48, 128, 3), np.uint8), use_det=False, use_cls=False, use_rec=True)  # loads it
     recognizer: TextRecognizer = engine.text_rec
     return recognizer
@@ -130,18 +130,23 @@ def spelling(word: str, read: str) -> Score:
     return Score(float(word == read), max(0.0, 1 - edit_distance(word, read) / len(word)))
 
 
-def judge(scenes: Sequence[Scene], images: Images) -> dict[str, Score]:
-    """Mean scores by kind, for images [N, 48, 48, 3] of scenes; "composition" pools all but text."""
+def score_each(scenes: Sequence[Scene], images: Images) -> list[Score]:
+    """One score per image [N, 48, 48, 3]: spelling for words, composition for all else."""
     detector = MiniatureDetector()
-    scores: dict[str, list[Score]] = {}
     words = [i for i, scene in enumerate(scenes) if scene.kind == "text"]
-    if words:
-        reads = read_words(images[words])
-        scores["text"] = [spelling(scenes[i].word, read) for i, read in zip(words, reads, strict=True)]
-    for scene, image in zip(scenes, images, strict=True):
+    reads = dict(zip(words, read_words(images[words]), strict=True)) if words else {}
+    return [
+        spelling(scene.word, reads[i]) if i in reads else composition(scene, detector(images[i]))
+        for i, scene in enumerate(scenes)
+    ]
+
+
+def judge(scenes: Sequence[Scene], images: Images) -> dict[str, Score]:
+    """Mean scores by kind; "composition" pools all kinds but text."""
+    scores: dict[str, list[Score]] = {}
+    for scene, score in zip(scenes, score_each(scenes, images), strict=True):
+        scores.setdefault(scene.kind, []).append(score)
         if scene.kind != "text":
-            score = composition(scene, detector(image))
-            scores.setdefault(scene.kind, []).append(score)
             scores.setdefault("composition", []).append(score)
     return {kind: Score(fmean(s.strict for s in v), fmean(s.soft for s in v)) for kind, v in scores.items()}
 

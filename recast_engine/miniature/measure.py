@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
+from numpy.typing import NDArray
 
 from recast_engine.miniature import (
     PIPELINE,
@@ -72,11 +73,22 @@ def _timings(pipeline: StableDiffusion3Pipeline, images: int = 128) -> dict[str,
     }
 
 
-def _rewards(scenes: list[world.Scene], images: np.ndarray) -> dict[str, dict[str, float]]:
-    """Every judge on fresh renders, and how often it prefers a render to the model's own image."""
+def _agreement(scenes: list[world.Scene], own: torch.Tensor, strict: torch.Tensor) -> float:
+    """How often a model image that meets all demands outscores one of its kind that does not (AUC)."""
+    wins, pairs = 0.0, 0
+    for kind in world.KIND_WEIGHTS:
+        mine = torch.tensor([scene.kind == kind for scene in scenes])
+        right, wrong = own[mine & strict], own[mine & ~strict]
+        wins += float((right[:, None] > wrong[None]).sum())
+        pairs += len(right) * len(wrong)
+    return wins / max(pairs, 1)
+
+
+def _rewards(scenes: list[world.Scene], images: NDArray[np.uint8]) -> dict[str, dict[str, float]]:
+    """Every judge on fresh renders, and on the model's own images beside renders of the same scenes."""
     captions = [scene.caption for scene in scenes]
-    rng = random.Random(99)
-    renders = world.render_many(scenes, rng)
+    strict = torch.tensor([score.strict == 1 for score in evaluate.score_each(scenes, images)])
+    renders = world.render_many(scenes, random.Random(99))
     figures = {}
     for name in REWARDS:
         model, head = judges.load(reward_weights(name))
@@ -84,8 +96,10 @@ def _rewards(scenes: list[world.Scene], images: np.ndarray) -> dict[str, dict[st
         clean = judges.scores(model, head, renders, captions)
         figures[name] = judges.validate(name, model, head) | {
             "pair_accuracy_model_sample": float((clean > own).float().mean()),
+            "agreement_with_strict": _agreement(scenes, own, strict),
             "mean_render": float(clean.mean()),
             "mean_model_sample": float(own.mean()),
+            "deviation_model_sample": float(own.std()),
         }
     return figures
 
@@ -96,7 +110,7 @@ def measure(per_kind: int = 128) -> dict[str, Any]:
     quality, scenes, images = _quality(pipeline, per_kind)
     sizes = [path.stat().st_size for path in WEIGHTS.rglob("*") if path.is_file()]
     return {
-        "autoencoder_psnr_db": vae.psnr(pipeline.vae),
+        "autoencoder_psnr_db": round(vae.psnr(pipeline.vae), 2),
         "parameters": {
             name: sum(p.numel() for p in module.parameters())
             for name, module in (flow_of(pipeline).modules | {"vae": pipeline.vae}).items()

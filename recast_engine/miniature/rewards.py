@@ -28,10 +28,14 @@ from recast_engine.miniature import world
 from recast_engine.miniature.architecture import tokenize
 from recast_engine.miniature.checkpoint import generator, warm_then_decay, write_json
 from recast_engine.miniature.degrade import spoil
+from recast_engine.miniature.redraw import Redrawer
 from recast_engine.miniature.vae import to_pixels
 from recast_engine.miniature.world import Scene
 
 Images = NDArray[np.uint8]
+FAMILY = {"clipscore": "hpsv2", "hpsv2": "hpsv2", "pickscore": "pickscore", "aesthetic": "aesthetic"}
+REDRAW_STEPS = {"hpsv2": 4, "pickscore": 10, "aesthetic": 6}
+REDRAWN_SEVERITY = 0.7  # of an image drawn by the base model from pure noise
 SEEDS = {"clipscore": 101, "hpsv2": 211, "pickscore": 307, "aesthetic": 401}
 PEAK_RATE = 1e-3
 ANCHOR_WEIGHT = 0.2  # of the contrastive loss beside the preference loss
@@ -100,25 +104,36 @@ class Pool:
     severity: NDArray[np.float32]
 
 
-def make_pool(family: str, size: int, seed: int, wrong_scene: float = 0.3) -> Pool:
-    """Random scenes with a clean render, and a spoilt render or (share `wrong_scene`) a neighbour's."""
+def make_pool(
+    name: str,
+    size: int,
+    seed: int,
+    wrong_scene: float = 0.3,
+    redraw: Redrawer | None = None,
+) -> Pool:
+    """Random scenes with a clean render and a worse image.
+
+    Worse is: for a share `wrong_scene` a clean render of a neighbour; of the rest, every second one
+    redrawn by the base model when `redraw` is given; all others spoilt by the family of judge `name`.
+    """
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     scenes = [world.sample_scene(rng) for _ in range(size)]
-    wrong = [rng.random() < wrong_scene for _ in scenes]
+    wrong = np.array([rng.random() < wrong_scene for _ in scenes])
     shown = [neighbour(s, rng) if w else s for s, w in zip(scenes, wrong, strict=True)]
-    good, clean = world.render_many(scenes, rng), world.render_many(shown, rng)
-    severity = np.where(wrong, 0, noise.uniform(MIN_SEVERITY, 1, size)).astype(np.float32)
-    worse = np.stack(
-        [
-            image if w else spoil(image, family, float(level), noise)
-            for image, w, level in zip(clean, wrong, severity, strict=True)
-        ]
-    )
-    tokenizer = tokens.create()
+    good, worse = world.render_many(scenes, rng), world.render_many(shown, rng)
+    level = noise.uniform(MIN_SEVERITY, 1, size).astype(np.float32)
+    redrawn = ~wrong & (noise.random(size) < 0.5) if redraw else np.zeros(size, bool)
     captions, others = [s.caption for s in scenes], [s.caption for s in shown]
-    return Pool(
-        captions, tokenize(tokenizer, captions), good, others, tokenize(tokenizer, others), worse, severity
-    )
+    for i in np.flatnonzero(~wrong & ~redrawn):
+        worse[i] = spoil(worse[i], FAMILY[name], float(level[i]), noise)
+    if redraw and redrawn.any():
+        own = [captions[i] for i in np.flatnonzero(redrawn)]
+        draw = torch.Generator().manual_seed(seed)
+        worse[redrawn] = redraw(worse[redrawn], own, level[redrawn], REDRAW_STEPS[name], draw)
+    severity = np.where(wrong, 0, np.where(redrawn, REDRAWN_SEVERITY * level, level)).astype(np.float32)
+    tokenizer = tokens.create()
+    ids, other_ids = tokenize(tokenizer, captions), tokenize(tokenizer, others)
+    return Pool(captions, ids, good, others, other_ids, worse, severity)
 
 
 def image_embeddings(model: CLIPModel, images: Images) -> torch.Tensor:
@@ -158,7 +173,7 @@ def _quality_loss(
     model: CLIPModel, head: nn.Linear, images: Images, severity: NDArray[np.float32]
 ) -> torch.Tensor:
     """Squared error of head(embedding) against quality 10 (1 - severity), in units of 3 points."""
-    predicted = head(image_embeddings(model, images))[:, 0]
+    predicted: torch.Tensor = head(image_embeddings(model, images))[:, 0]
     return ((predicted - torch.from_numpy(10 * (1 - severity))) / 3).square().mean()
 
 
@@ -174,7 +189,7 @@ def _judgement_loss(
     return _preference_loss(model, pool.good[chosen], pool.worse[chosen], pool.ids[chosen])
 
 
-def train(name: str, budget: RewardBudget) -> tuple[CLIPModel, nn.Linear]:
+def train(name: str, budget: RewardBudget, redraw: Redrawer | None = None) -> tuple[CLIPModel, nn.Linear]:
     """Train one judge from scratch; the head means something for `aesthetic` only.
 
     Contrastive batches hold scenes and, in the same batch, their neighbours as hard negatives: the
@@ -184,9 +199,8 @@ def train(name: str, budget: RewardBudget) -> tuple[CLIPModel, nn.Linear]:
     model, head = create(seed), nn.Linear(64, 1)
     nn.init.zeros_(head.weight)
     nn.init.constant_(head.bias, 7.0)
-    family = "hpsv2" if name == "clipscore" else name
-    pairs = make_pool(family, budget.pool, seed, wrong_scene=1.0)
-    judged = pairs if name == "clipscore" else make_pool(family, budget.pool, seed + 1)
+    pairs = make_pool(name, budget.pool, seed, wrong_scene=1.0)
+    judged = pairs if name == "clipscore" else make_pool(name, budget.pool, seed + 1, redraw=redraw)
     parameters = [*model.parameters(), *head.parameters()]
     groups = [
         {"params": list(model.parameters()), "factor": 1.0},
@@ -208,7 +222,7 @@ def train(name: str, budget: RewardBudget) -> tuple[CLIPModel, nn.Linear]:
         for group in optimizer.param_groups:
             group["lr"] = group["factor"] * warm_then_decay(step, total, PEAK_RATE, 100, 0.4)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         model.logit_scale.data.clamp_(max=MAX_LOGIT_SCALE)
@@ -258,7 +272,8 @@ def scores(model: CLIPModel, head: nn.Linear | None, images: Images, captions: S
     """One score per image [N]: the head's quality, or else the cosine with the caption."""
     embeddings = image_embeddings(model, images)
     if head is not None:
-        return head(embeddings)[:, 0]
+        quality: torch.Tensor = head(embeddings)[:, 0]
+        return quality
     return (embeddings * text_embeddings(model, tokenize(tokens.create(), captions))).sum(-1)
 
 
@@ -278,16 +293,18 @@ def recall_at_1(model: CLIPModel, seed: int = 4242, size: int = 64) -> tuple[flo
 
 
 def validate(name: str, model: CLIPModel, head: nn.Linear | None, size: int = 512) -> dict[str, float]:
-    """Figures on fresh renders: recall@1, share of pairs ordered rightly, for quality also correlation."""
+    """Figures on fresh renders: share of pairs ordered rightly, and for a judge of captions recall@1 and
+    pairs of scenes, for a judge of quality alone the correlation of its score with minus the severity."""
+    spoilt = make_pool(name, size, SEEDS[name] + 77, wrong_scene=0.0)
+    good, worse = (scores(model, head, images, spoilt.captions) for images in (spoilt.good, spoilt.worse))
+    figures = {"pair_accuracy_spoilt": float((good > worse).float().mean())}
+    if head is not None:
+        return figures | {"quality_correlation": float(np.corrcoef(worse.numpy(), -spoilt.severity)[0, 1])}
+    wrong = make_pool(name, size, SEEDS[name] + 78, wrong_scene=1.0)
+    good, worse = (scores(model, head, images, wrong.captions) for images in (wrong.good, wrong.worse))
     to_text, to_image = recall_at_1(model)
-    figures = {"recall_image_to_text": to_text, "recall_text_to_image": to_image}
-    family = "hpsv2" if name == "clipscore" else name
-    spoilt = make_pool(family, size, SEEDS[name] + 77, wrong_scene=0.0)
-    wrong = make_pool(family, size, SEEDS[name] + 78, wrong_scene=1.0)
-    for key, pool in (("spoilt", spoilt), ("wrong_scene", wrong)):
-        good, worse = (scores(model, head, images, pool.captions) for images in (pool.good, pool.worse))
-        figures[f"pair_accuracy_{key}"] = float((good > worse).float().mean())
-    if name == "aesthetic":
-        predicted = scores(model, head, spoilt.worse, spoilt.captions).numpy()
-        figures["quality_correlation"] = float(np.corrcoef(predicted, 1 - spoilt.severity)[0, 1])
-    return figures
+    return figures | {
+        "pair_accuracy_wrong_scene": float((good > worse).float().mean()),
+        "recall_image_to_text": to_text,
+        "recall_text_to_image": to_image,
+    }

@@ -105,7 +105,8 @@ def _encode_raw(model: AutoencoderKL, images: NDArray[np.uint8]) -> torch.Tensor
 
 def encode(model: AutoencoderKL, images: NDArray[np.uint8]) -> torch.Tensor:
     """Normalised latents [N, 4, 12, 12] of uint8 images [N, 48, 48, 3]; (z - shift) * scale."""
-    return (_encode_raw(model, images) - model.config.shift_factor) * model.config.scaling_factor
+    scale, shift = float(model.config.scaling_factor), float(model.config.shift_factor)
+    return (_encode_raw(model, images) - shift) * scale
 
 
 @torch.inference_mode()
