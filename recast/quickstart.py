@@ -144,7 +144,8 @@ class Run:
         self.seconds: dict[str, float] = {}
 
     def everything(self) -> dict[str, Any]:
-        """Profile, allocate, train, evaluate, download."""
+        """Profile, allocate, train, evaluate, download. Raises RecastError."""
+        self._check_rewards()
         with self._phase("profile", "Measuring when each reward can be told apart"):
             profile = self.client.result(self._job(self.client.create_profile(self.plan.profile_body())))
         self.console.print(curves(profile))
@@ -174,6 +175,13 @@ class Run:
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
             "plan": asdict(self.plan),
         }
+
+    def _check_rewards(self) -> None:
+        """Refuse at once what would otherwise fail after minutes. Raises RecastError."""
+        wanted = {*self.plan.budgets, self.plan.heldout_reward}
+        for reward in self.client.rewards(self.plan.model):
+            if reward["id"] in wanted and not reward["available"]:
+                raise RecastError(f"reward {reward['id']} is not available here: {reward['reason']}")
 
     def _allocate(self, profile_id: str) -> dict[str, Any]:
         with self._phase("allocation", "Turning budgets into the allocation matrix"):

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from recast import quickstart
-from recast.quickstart import Plan, conclusion, enlarge, helped, new_run
+from recast.client import Client
+from recast.errors import RecastError
+from recast.quickstart import Plan, Run, conclusion, enlarge, helped, new_run
 from recast_engine import config as configs
 from recast_engine import miniature
 from recast_engine.prompts import parse_prompts
 from recast_engine.rewards.catalogue import REWARDS, usable_prompts
+from tests.recast.scripted_server import Scripted
 
 
 def difference(mean: float, low: float | None, high: float | None) -> dict[str, Any]:
@@ -104,10 +109,6 @@ def test_enlarging_repeats_pixels(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_quickstart_keeps_its_promises(tmp_path: Path) -> None:
     """The issue's figures: ten minutes on two cores, 4 GB, an improvement on held-out prompts."""
-    import time
-
-    from rich.console import Console
-
     started = time.monotonic()
     summary = quickstart.quickstart(tmp_path, Console(width=120))
     assert time.monotonic() - started < 600
@@ -127,3 +128,14 @@ def test_the_quickstart_keeps_its_promises(tmp_path: Path) -> None:
     assert not re.search(
         r"<(script|link|img)[^>]+(src|href)=.http", (Path(summary["folder"]) / "report.html").read_text()
     )
+
+
+def test_a_missing_reward_is_refused_before_any_work(server: Scripted, tmp_path: Path) -> None:
+    rewards = [
+        {"id": "ocr", "available": True, "reason": None},
+        {"id": "aesthetic", "available": False, "reason": "run this"},
+    ]
+    server.on("GET /v1/rewards", {"data": rewards, "next_cursor": None})
+    with Client(server.url, "rk_test") as client, pytest.raises(RecastError, match=r"aesthetic .*: run this"):
+        Run(client, Plan(), tmp_path, Console()).everything()
+    assert [call.method for call in server.seen] == ["GET"]
