@@ -15,7 +15,7 @@ from recast_engine.errors import ConfigError
 RewardWorld = Literal["miniature", "public"]
 Family = Literal["sd3"]
 
-LORA_LAYERS: dict[Family, tuple[str, ...]] = {
+LORA_TARGETS: dict[Family, tuple[str, ...]] = {
     "sd3": (
         "to_q",
         "to_k",
@@ -25,13 +25,21 @@ LORA_LAYERS: dict[Family, tuple[str, ...]] = {
         "add_k_proj",
         "add_v_proj",
         "to_add_out",
+    )
+}
+"""Module-name suffixes that LoRA attaches to unless a request names its own: every attention projection
+(METHOD section 6)."""
+
+LORA_LAYERS: dict[Family, tuple[str, ...]] = {
+    "sd3": (
+        *LORA_TARGETS["sd3"],
         "ff.net.0.proj",
         "ff.net.2",
         "ff_context.net.0.proj",
         "ff_context.net.2",
     )
 }
-"""Module-name suffixes that a request may name as LoRA targets; the default ones are the backbone's."""
+"""Module-name suffixes that a request may name as LoRA targets."""
 
 
 @dataclass(frozen=True)

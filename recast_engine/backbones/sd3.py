@@ -15,24 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recast_engine.backbones.base import Conditioning
+from recast_engine.backbones.catalogue import LORA_TARGETS
 
 CACHE_BYTES = 2 * 2**30
 """Encoded prompts kept at most; the least recently used go first."""
 
 DECODE_PIXELS = 2**21
 """Pixels decoded at once: 8 images of 512 x 512."""
-
-LORA_TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
-)
-"""Every attention projection (METHOD section 6)."""
 
 
 def _has_third_encoder(source: str, revision: str | None) -> bool:
@@ -50,7 +39,7 @@ class SD3Backbone:
     that no padding tokens are appended) draws the same images as ``sampling.sample`` with the Euler solver.
     """
 
-    lora_targets: tuple[str, ...] = LORA_TARGETS
+    lora_targets: tuple[str, ...] = LORA_TARGETS["sd3"]
 
     def __init__(self, pipeline: Any, *, id: str, resolution: int | None = None) -> None:
         """Wrap a StableDiffusion3Pipeline; ``resolution``: pixels a side, None for the pipeline's own."""
