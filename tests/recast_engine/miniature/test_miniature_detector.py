@@ -71,10 +71,18 @@ def test_confidence_falls_as_shapes_dissolve(spoil: object) -> None:
 
 def test_a_shape_between_circle_and_square_is_doubted() -> None:
     rows, columns = np.indices((48, 48)) - 23.5
-    blob = (np.abs(rows / 11) ** 3 + np.abs(columns / 9) ** 3) < 1
-    pixels = np.full((48, 48, 3), 222, np.uint8)
-    pixels[blob] = world.COLORS["green"]
-    assert detect(pixels)[0].confidence < 0.9
+
+    def superellipse(exponent: float) -> Detection:
+        pixels = np.full((48, 48, 3), 222, np.uint8)
+        inside = np.abs(rows / 10) ** exponent + np.abs(columns / 10) ** exponent < 1
+        pixels[inside] = world.COLORS["green"]
+        [found] = detect(pixels)
+        return found
+
+    assert superellipse(2).label == "circle"
+    assert superellipse(40).label == "square"
+    assert min(superellipse(2).confidence, superellipse(40).confidence) > 0.95
+    assert superellipse(3.5).confidence < 0.7
 
 
 def test_other_colours_are_no_objects() -> None:
