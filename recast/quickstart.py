@@ -32,21 +32,36 @@ class Plan:
     train_prompts: str = "pset_miniature_train"
     heldout_prompts: str = "pset_miniature_heldout"
     budgets: dict[str, float] = field(
-        default_factory=lambda: {"clipscore": 0.2, "hpsv2": 0.2, "pickscore": 0.2, "geneval": 0.2, "ocr": 0.2}
+        default_factory=lambda: {
+            "clipscore": 0.2,
+            "hpsv2": 0.15,
+            "pickscore": 0.15,
+            "geneval": 0.3,
+            "ocr": 0.2,
+        }
     )
     heldout_reward: str = "aesthetic"
     steps: int = 10
     estimator: dict[str, int] = field(
-        default_factory=lambda: {"levels": 7, "prompts": 32, "images_per_prompt": 6, "sampling_steps": 8}
+        default_factory=lambda: {"levels": 8, "prompts": 48, "images_per_prompt": 6, "sampling_steps": 10}
     )
-    epochs: int = 12
+    epochs: int = 24
     sampling: dict[str, int] = field(
-        default_factory=lambda: {"steps": 10, "prompts_per_epoch": 8, "images_per_prompt": 12}
+        default_factory=lambda: {"steps": 10, "prompts_per_epoch": 24, "images_per_prompt": 12}
     )
-    optimizer: dict[str, Any] = field(default_factory=lambda: {"batch_size": 32})
-    lora: dict[str, float] = field(default_factory=lambda: {"rank": 32, "alpha": 64.0})
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {
+            "learning_rate": 1e-3,
+            "beta": 0.2,
+            "advantage_clip": 1.0,
+            "kl_weight": 0.0,
+            "weight_decay": 0.0,
+            "timesteps_per_image": 3,
+        }
+    )
+    lora: dict[str, float] = field(default_factory=lambda: {"rank": 16, "alpha": 32.0})
     evaluation_prompts: int = 96
-    evaluation_images: int = 2
+    evaluation_images: int = 4
     evaluation_steps: int = 10
     seed: int = 0
 
