@@ -37,7 +37,7 @@ $(VENV)/.run-ready: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/.run-ready
-	$(BIN)/python -m pip install --quiet --editable '.[embedded,rewards,postgres,s3,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[embedded,rewards,proposals,postgres,s3,dev]'
 	@touch $@
 
 quickstart: $(VENV)/.run-ready

@@ -30,6 +30,64 @@ Temperature = Annotated[
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="the service fills it in")]
 AllocationMethod = Literal["recast", "rowwise", "static"]
 
+PROPOSAL_MODELS = {"openai": "gpt-image-1.5", "google": "gemini-3-pro-image-preview"}
+"""Models of proposals unless a request names its own: GPT Image 1.5, Nano Banana Pro."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class ProposalConfig:
+    """Where the clean images of the external-proposal estimator come from (METHOD section 4 a).
+
+    An image is known by source, model, prompt, size and number, and for the sources that draw from a seed by
+    that too; one that the workspace has already is never asked for again.
+
+    Attributes:
+        model: ``openai`` and ``google``: the provider's name of the model. ``diffusers``: a base model of the
+            catalogue, or the hub id of a text-to-image pipeline in the worker's local cache.
+        folder: ``folder``: a name in the operator's folder of proposals (``RECAST_PROPOSALS``).
+        size: pixels a side of the image asked for; None: 1024 from ``openai``, else the model's own.
+        quality: ``openai`` only; None: the model's own.
+        steps: ``diffusers`` only; None: the model's own.
+        seed: another seed asks for other images.
+        max_images: a request that needs more images than this, bought before or not, is refused before
+            anything is bought.
+        concurrency: requests under way at once.
+        request_seconds: how long one request may take.
+        attempts: how often an image is asked for, retries included.
+        deadline_seconds: how long collecting may take altogether; what was bought by then is kept.
+    """
+
+    source: Literal["openai", "google", "folder", "diffusers"]
+    model: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")] | None
+    ) = None
+    folder: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    size: Annotated[int, Field(ge=16, le=4096, description="pixels a side")] | None = None
+    quality: Literal["low", "medium", "high"] | None = None
+    steps: Steps | None = None
+    seed: Seed = 0
+    max_images: Annotated[int, Field(ge=1, le=1_000_000, description="budget, in images")] = 1000
+    concurrency: Annotated[int, Field(ge=1, le=64, description="requests under way at once")] = 4
+    request_seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 180.0
+    attempts: Annotated[int, Field(ge=1, le=20, description="tries of one image")] = 6
+    deadline_seconds: Annotated[float, Field(gt=0.0, le=7 * 86400.0)] = 6 * 3600.0
+
+    @model_validator(mode="after")
+    def _fields_of_the_source(self) -> ProposalConfig:
+        for name, source in (("folder", "folder"), ("quality", "openai"), ("steps", "diffusers")):
+            if getattr(self, name) is not None and self.source != source:
+                raise ValueError(f"{name}: not a setting of source {self.source!r}; leave it out")
+        if self.source == "folder":
+            if self.folder is None:
+                raise ValueError("folder: name a folder below RECAST_PROPOSALS that holds the images")
+            if self.model is not None or self.size is not None:
+                raise ValueError("model, size: not settings of source 'folder'; leave them out")
+        elif self.model is None:
+            if self.source == "diffusers":
+                raise ValueError("model: name a base model or the hub id of a text-to-image pipeline")
+            object.__setattr__(self, "model", PROPOSAL_MODELS[self.source])
+        return self
+
 
 @dataclass(frozen=True, config=STRICT)
 class EstimatorConfig:
@@ -194,7 +252,7 @@ class EvaluationConfig:
         return self
 
 
-Config = TypeVar("Config", ProfileConfig, TrainingConfig, EvaluationConfig, EstimatorConfig)
+Config = TypeVar("Config", ProfileConfig, TrainingConfig, EvaluationConfig, EstimatorConfig, ProposalConfig)
 
 
 def load(cls: type[Config], data: Any) -> Config:
