@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import ot
 import pytest
 from numpy.typing import NDArray
 
@@ -113,6 +114,18 @@ def test_alternating_scaling_gives_the_same_matrix() -> None:
         assert first.converged
         assert second.converged
         np.testing.assert_allclose(np.exp(first.log_matrix), np.exp(second.log_matrix), atol=1e-10)
+
+
+@pytest.mark.parametrize(("rewards", "steps"), [(2, 3), (8, 50), (16, 200)])
+def test_python_optimal_transport_gives_the_same_matrix(rewards: int, steps: int) -> None:
+    """POT's log-domain Sinkhorn solves for P = W / T with marginals lambda and 1 / T."""
+    rng = np.random.default_rng(rewards)
+    gains, budgets = rng.exponential(1.0, (rewards, steps)), rng.dirichlet(np.ones(rewards))
+    shape = steps * gains / gains.sum(axis=1, keepdims=True)
+    plan = ot.bregman.sinkhorn_log(
+        budgets, np.full(steps, 1 / steps), -shape / 0.5, reg=1.0, numItermax=100_000, stopThr=1e-14
+    )
+    np.testing.assert_allclose(allocate(gains, budgets, temperature=0.5).matrix, steps * plan, atol=1e-8)
 
 
 def test_two_by_two_by_hand() -> None:
