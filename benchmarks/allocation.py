@@ -6,7 +6,7 @@ All three solve the same projection (METHOD section 5) to the same tolerance, 1e
 The baseline is Python Optimal Transport's log-domain Sinkhorn; its plan P has row sums lambda and column sums
 1 / T, so W = T P, and its stopping threshold is divided by T to mean the same. Plain alternating scaling is
 written out here: POT looks at its error every tenth sweep only, this one at every sweep. Then `--problems`
-random problems are solved and counted, with zero budgets, budgets down to 1e-6 and exponents spread up to 700.
+random problems are solved and counted: zero budgets, budgets down to 1e-6, exponents spread up to 700.
 """
 
 from __future__ import annotations

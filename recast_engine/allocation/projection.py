@@ -84,8 +84,8 @@ def _newton_level(log_matrix: Array, row_sums: Array, tolerance: float) -> tuple
     """
     total = np.zeros_like(row_sums)
     limit = tolerance * np.minimum(row_sums, 1.0)
+    matrix = np.exp(log_matrix)
     for step in range(NEWTON_STEPS):
-        matrix = np.exp(log_matrix)
         sums = matrix.sum(axis=1)
         close = bool(np.all(np.abs(sums - row_sums) <= limit))
         if close and step > 0:
@@ -94,7 +94,7 @@ def _newton_level(log_matrix: Array, row_sums: Array, tolerance: float) -> tuple
         if move is None:
             return total, log_matrix, step, close
         total = total + move
-        log_matrix = normalise_columns(log_matrix + move[:, None])
+        log_matrix, matrix = _stochastic_columns(log_matrix + move[:, None])
     return total, log_matrix, NEWTON_STEPS, False
 
 
@@ -146,5 +146,12 @@ def log_sum_exp(values: Array, axis: int) -> Array:
 
 def normalise_columns(log_matrix: Array) -> Array:
     """The same columns scaled to sum 1."""
-    normalised: Array = log_matrix - log_sum_exp(log_matrix, axis=0)
-    return normalised
+    return _stochastic_columns(log_matrix)[0]
+
+
+def _stochastic_columns(log_matrix: Array) -> tuple[Array, Array]:
+    """log W and W of columns scaled to sum 1, for the price of one exponential."""
+    shifted = log_matrix - log_matrix.max(axis=0)
+    matrix = np.exp(shifted)
+    sums = matrix.sum(axis=0)
+    return shifted - np.log(sums), matrix / sums
