@@ -40,6 +40,7 @@ class Backbone(Protocol):
     device: torch.device
     dtype: torch.dtype
     latent_shape: tuple[int, ...]  # (C, h, w) of one image
+    resolution: int  # pixels a side of its images
     lora_targets: tuple[str, ...]  # module-name suffixes that LoRA attaches to
     evaluations: int  # velocities computed so far, counted per image
 
@@ -54,3 +55,10 @@ class Backbone(Protocol):
 
     def decode(self, latents: Tensor) -> np.ndarray:
         """Clean latents (N, C, h, w) -> uint8 images (N, H, W, 3)."""
+
+    def encode_images(self, images: np.ndarray) -> Tensor:
+        """uint8 images (N, H, W, 3) of the model's resolution -> clean latents (N, C, h, w).
+
+        The autoencoder's mean, scaled as the model expects it: ``decode`` inverts it up to the autoencoder's
+        own loss. No gradients. Raises InvalidArgument for images of another shape or type.
+        """

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from recast_engine.backbones.base import Conditioning
 from recast_engine.backbones.catalogue import LORA_TARGETS
+from recast_engine.errors import InvalidArgument
 
 CACHE_BYTES = 2 * 2**30
 """Encoded prompts kept at most; the least recently used go first."""
 
 DECODE_PIXELS = 2**21
-"""Pixels decoded at once: 8 images of 512 x 512."""
+"""Pixels decoded or encoded at once: 8 images of 512 x 512."""
 
 
 def _has_third_encoder(source: str, revision: str | None) -> bool:
@@ -52,6 +53,7 @@ class SD3Backbone:
         scale = self.pipeline.vae_scale_factor
         size = self.pipeline.default_sample_size if resolution is None else resolution // scale
         self.latent_shape: tuple[int, ...] = (self.pipeline.transformer.config.in_channels, size, size)
+        self.resolution = int(size * scale)
         self.max_sequence_length = 0 if self.pipeline.text_encoder_3 is None else 256
         self._encoded: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
         self._encoded_bytes = 0
@@ -138,10 +140,32 @@ class SD3Backbone:
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Clean latents (N, C, h, w) -> uint8 images (N, H, W, 3), as the pipeline gives them."""
         config, processor = self.pipeline.vae.config, self.pipeline.image_processor
-        side = self.latent_shape[-1] * self.pipeline.vae_scale_factor
         images: list[NDArray[np.uint8]] = []
-        for part in torch.split(latents.to(self.device, self.dtype), max(1, DECODE_PIXELS // side**2)):
+        for part in torch.split(latents.to(self.device, self.dtype), self._images_at_once()):
             pixels = self.pipeline.vae.decode(part / config.scaling_factor + config.shift_factor).sample
             unit = processor.postprocess(pixels, output_type="np")
             images.append((unit * 255).round().astype(np.uint8))
         return np.concatenate(images)
+
+    @torch.no_grad()
+    def encode_images(self, images: NDArray[np.uint8]) -> Tensor:
+        """uint8 images (N, H, W, 3) of the model's resolution -> clean latents (N, C, h, w).
+
+        The mean of the autoencoder's posterior, shifted and scaled; pixels 0..255 become -1..1. Raises
+        InvalidArgument for images of another shape or type.
+        """
+        if images.dtype != np.uint8 or images.shape[1:] != (self.resolution, self.resolution, 3):
+            raise InvalidArgument(
+                f"images: expected uint8 (N, {self.resolution}, {self.resolution}, 3), "
+                f"not {images.dtype} {images.shape}"
+            )
+        config = self.pipeline.vae.config
+        latents: list[Tensor] = []
+        for part in torch.split(torch.from_numpy(images), self._images_at_once()):
+            pixels = part.to(self.device).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+            mean = self.pipeline.vae.encode(pixels.to(self.dtype)).latent_dist.mode()
+            latents.append((mean - config.shift_factor) * config.scaling_factor)
+        return torch.cat(latents)
+
+    def _images_at_once(self) -> int:
+        return max(1, DECODE_PIXELS // self.resolution**2)

@@ -13,6 +13,7 @@ from recast_engine.backbones import sd3
 from recast_engine.backbones.catalogue import flow_sigmas
 from recast_engine.backbones.sampling import initial_noise, sample
 from recast_engine.backbones.sd3 import SD3Backbone
+from recast_engine.errors import InvalidArgument
 
 PROMPTS = ["red cat", "a dog", "red cat", "two fish"]
 
@@ -120,3 +121,31 @@ def test_evaluations_are_counted_per_image(backbone: SD3Backbone) -> None:
     before = backbone.evaluations
     sample(backbone, backbone.encode_prompts(PROMPTS), [1, 2, 3, 4], steps=5, batch_size=3)
     assert backbone.evaluations - before == 20
+
+
+def test_encoding_images_is_the_pipelines_own_arithmetic(
+    backbone: SD3Backbone, plain: StableDiffusion3Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
+    with torch.no_grad():
+        pixels = plain.image_processor.preprocess(images / np.float32(255))
+        expected = (plain.vae.encode(pixels).latent_dist.mode() - 0.1) * 1.5  # the fixture's shift and scale
+    latents = backbone.encode_images(images)
+    assert latents.shape == (5, *backbone.latent_shape)
+    torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
+    monkeypatch.setattr(sd3, "DECODE_PIXELS", 2 * 16 * 16)
+    torch.testing.assert_close(backbone.encode_images(images), latents, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros((1, 16, 16, 3), dtype=np.float32),
+        np.zeros((1, 8, 16, 3), dtype=np.uint8),
+        np.zeros((1, 3, 16, 16), dtype=np.uint8),
+        np.zeros((16, 16, 3), dtype=np.uint8),
+    ],
+)
+def test_images_of_another_shape_are_not_encoded(backbone: SD3Backbone, images: np.ndarray) -> None:
+    with pytest.raises(InvalidArgument, match="images"):
+        backbone.encode_images(images)
