@@ -48,7 +48,7 @@ def once(
     caller: Caller,
     key: str | None,
     request: tuple[str, Any],
-    status: int,
+    status: int | Callable[[dict[str, Any]], int],
     prepare: Callable[[], Create],
     *,
     remember: Callable[[dict[str, Any]], dict[str, Any]] = dict,
@@ -60,7 +60,7 @@ def once(
         caller: whose keys these are.
         key: the Idempotency-Key; without one the work is simply done.
         request: what must be the same in a repeat: the operation and its plain-JSON body.
-        status: the status of a fresh answer.
+        status: the status of a fresh answer, or what tells it from the answer's body.
         prepare: checks the request, outside the transaction, and returns what to do inside it.
         remember: what of the answer may be stored for repeats (all of it by default).
 
@@ -71,7 +71,7 @@ def once(
         create = prepare()
         with context.write.begin() as session:
             body = create(session).model_dump(mode="json")
-        return Answer(status, body, repeated=False)
+        return Answer(_status(status, body), body, repeated=False)
     fingerprint = _fingerprint(request)
     with context.read() as session:
         before = idempotency.find(session, caller.workspace_id, key, fingerprint)
@@ -83,8 +83,12 @@ def once(
         if repeated:
             return _repeat(row)
         body = create(session).model_dump(mode="json")
-        idempotency.complete(session, row, status, remember(body))
-    return Answer(status, body, repeated=False)
+        idempotency.complete(session, row, _status(status, body), remember(body))
+    return Answer(_status(status, body), body, repeated=False)
+
+
+def _status(status: int | Callable[[dict[str, Any]], int], body: dict[str, Any]) -> int:
+    return status if isinstance(status, int) else status(body)
 
 
 def _repeat(row: IdempotencyKey) -> Answer:

@@ -10,6 +10,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
 
 from store.database import database_url, make_engine
 
@@ -23,8 +24,8 @@ def alembic_config() -> Config:
     return config
 
 
-def upgrade(url: str) -> None:
-    """Apply every revision that the database at ``url`` lacks; an up-to-date one is left alone.
+def upgrade(url: str, revision: str = "head") -> None:
+    """Apply every revision up to ``revision`` that the database at ``url`` lacks; an up-to-date one is left alone.
 
     Only one process upgrades a database at a time; the others wait and then find nothing to do.
     """
@@ -34,15 +35,32 @@ def upgrade(url: str) -> None:
         with _sqlite_lock(url), engine.connect() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": ADVISORY_LOCK})
-            _run(config, connection)
+                _run(config, connection, revision)
+            else:
+                _run_on_sqlite(config, connection, revision)
             connection.commit()
     finally:
         engine.dispose()
 
 
-def _run(config: Config, connection: Connection) -> None:
+def _run(config: Config, connection: Connection, revision: str) -> None:
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
+
+
+def _run_on_sqlite(config: Config, connection: Connection, revision: str) -> None:
+    """SQLite changes a table by making it anew: foreign keys are off meanwhile, and checked at the end.
+
+    The switch has no effect inside a transaction, so it is thrown before SQLAlchemy begins one; it ends with
+    the connection. Raises IntegrityError, and nothing is changed, when a reference would dangle.
+    """
+    driver = connection.connection.dbapi_connection
+    assert driver is not None
+    driver.execute("PRAGMA foreign_keys = OFF")  # type: ignore[attr-defined]
+    _run(config, connection, revision)
+    if dangling := connection.exec_driver_sql("PRAGMA foreign_key_check").all():
+        tables = sorted({row[0] for row in dangling})
+        raise IntegrityError("PRAGMA foreign_key_check", None, ValueError(f"in {', '.join(tables)}"))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 MAX_STEPS = 1000
 MAX_PROMPTS = 20_000
 MAX_STAGES = 8
+MAX_SHARDS = 64
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -195,7 +196,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class ProfileConfig:
-    """A Rényi profile of a model, optionally with an adapter, for a list of rewards."""
+    """A Rényi profile of a model, optionally with an adapter, for a list of rewards.
+
+    ``shards`` and ``reuse`` decide who measures and whether anybody does, never what comes out.
+    """
 
     model: str
     rewards: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
@@ -203,6 +207,12 @@ class ProfileConfig:
     adapter: str | None = None
     estimator: EstimatorConfig = Field(default_factory=EstimatorConfig)
     seed: Seed = 0
+    shards: Annotated[
+        int, Field(ge=1, le=MAX_SHARDS, description="parts that workers measure at once; about one a worker")
+    ] = 1
+    reuse: Annotated[
+        bool, Field(description="answer with the same profile where it is stored or being measured")
+    ] = True
     prompt_set_sha256: Sha256 | None = None
 
 

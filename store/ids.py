@@ -10,7 +10,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, as in ULID
 _lock = threading.Lock()
 _last = 0
 
-JOB_PREFIXES = {"profile": "prof", "training": "train", "evaluation": "eval"}
+JOB_PREFIXES = {"profile": "prof", "training": "train", "evaluation": "eval", "profile_shard": "shard"}
 
 
 def new_id(prefix: str) -> str:

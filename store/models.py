@@ -10,7 +10,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from store.types import BigId, PlainJSON, UTCDateTime, utcnow
 
-JOB_KINDS = ("profile", "training", "evaluation")
+JOB_KINDS = ("profile", "training", "evaluation", "profile_shard")
+INTERNAL_KINDS = ("profile_shard",)
+"""Kinds that only workers see: no client lists, reads or cancels them."""
 JOB_STATUSES = ("queued", "running", "succeeded", "failed", "cancelling", "cancelled")
 ACTIVE = ("running", "cancelling")
 TERMINAL = ("succeeded", "failed", "cancelled")
@@ -90,12 +92,13 @@ class PromptSet(Base):
 
 
 class Job(Base):
-    """A profile, training or evaluation, and where it stands.
+    """A profile, training, evaluation or a profile's shard, and where it stands.
 
     ``done`` and ``total`` count over the phases of an attempt seen so far, so ``done`` never goes down within
     an attempt; ``phase_offset`` is what ``done`` was when the current phase began, and ``phase_start`` how
     far that phase was already then (a second stage or a resumed training goes on counting). ``crashes``
-    counts the attempts that ended without a word since the job was last queued by a person.
+    counts the attempts that ended without a word since the job was last queued by a person. ``fingerprint``
+    is the same for profiles that would come out the same.
     """
 
     __tablename__ = "jobs"
@@ -104,6 +107,7 @@ class Job(Base):
         CheckConstraint(_one_of("status", JOB_STATUSES), name="status"),
         Index(None, "workspace_id", "created_at", "id"),
         Index(None, "status", "lease_expires_at"),
+        Index(None, "workspace_id", "fingerprint"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -129,6 +133,7 @@ class Job(Base):
     warnings: Mapped[list[Any]] = mapped_column(default=list)
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
     resume_from: Mapped[str | None]
+    fingerprint: Mapped[str | None]
     published_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     started_at: Mapped[datetime | None]
@@ -203,7 +208,7 @@ class Artifact(Base):
     """A stored file, or a stored folder: then ``key`` is its prefix and ``meta["files"]`` lists its files."""
 
     __tablename__ = "artifacts"
-    __table_args__ = (UniqueConstraint("job_id", "attempt", "kind", "name"),)
+    __table_args__ = (UniqueConstraint("job_id", "attempt", "kind", "name"), Index(None, "kind"))
 
     id: Mapped[str] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from store.errors import InvalidTransition, NotFound
 from store.ids import JOB_PREFIXES, new_id
-from store.models import ACTIVE, TERMINAL, Job, JobEvent, no_cost
+from store.models import ACTIVE, INTERNAL_KINDS, TERMINAL, Job, JobEvent, no_cost
 from store.repositories.pagination import newest_first
 from store.types import utcnow
 
@@ -29,16 +29,19 @@ def create(
     config: Mapping[str, Any],
     parent_id: str | None = None,
     resume_from: str | None = None,
+    fingerprint: str | None = None,
+    id: str | None = None,
 ) -> Job:
     """A queued job. Its message counts as published now: the caller publishes right after the commit."""
     job = Job(
-        id=new_id(JOB_PREFIXES[kind]),
+        id=id or new_id(JOB_PREFIXES[kind]),
         workspace_id=workspace_id,
         kind=kind,
         request=dict(request),
         config=dict(config),
         parent_id=parent_id,
         resume_from=resume_from,
+        fingerprint=fingerprint,
         published_at=utcnow(),
     )
     session.add(job)
@@ -83,13 +86,25 @@ def create_measured(
 def get(session: Session, job_id: str, workspace_id: str | None = None, *, kind: str | None = None) -> Job:
     """The job; with ``workspace_id`` or ``kind``, only when it is of that workspace or kind.
 
+    To a workspace its jobs of internal kinds do not exist.
+
     Raises:
         NotFound: there is no such job for the caller.
     """
     job = session.get(Job, job_id)
     if job is None or workspace_id not in (None, job.workspace_id) or kind not in (None, job.kind):
         raise NotFound(kind or "job", job_id)
+    if workspace_id is not None and job.kind in INTERNAL_KINDS:
+        raise NotFound(kind or "job", job_id)
     return job
+
+
+def reusable(session: Session, workspace_id: str, fingerprint: str) -> Job | None:
+    """The newest succeeded job of a workspace with ``fingerprint``, else the oldest one under way."""
+    query = select(Job).where(Job.workspace_id == workspace_id, Job.fingerprint == fingerprint)
+    done = query.where(Job.status == "succeeded").order_by(Job.created_at.desc(), Job.id.desc())
+    under_way = query.where(Job.status.in_(("queued", "running"))).order_by(Job.created_at, Job.id)
+    return session.scalar(done.limit(1)) or session.scalar(under_way.limit(1))
 
 
 def page(
@@ -102,7 +117,7 @@ def page(
     cursor: str | None = None,
 ) -> tuple[Sequence[Job], str | None]:
     """Jobs of a workspace, newest first, and the cursor of the next page. Raises InvalidCursor."""
-    query = select(Job).where(Job.workspace_id == workspace_id)
+    query = select(Job).where(Job.workspace_id == workspace_id, Job.kind.not_in(INTERNAL_KINDS))
     if kind is not None:
         query = query.where(Job.kind == kind)
     if status is not None:

@@ -26,6 +26,16 @@ def get(session: Session, workspace_id: str) -> Workspace:
     return workspace
 
 
+def lock(session: Session, workspace_id: str) -> None:
+    """Keep others that lock the workspace waiting until the transaction ends: look, then create, as one.
+
+    SQLite's writers wait for each other anyway; PostgreSQL's lock lets rows refer to the workspace meanwhile.
+    """
+    session.execute(
+        select(Workspace.id).where(Workspace.id == workspace_id).with_for_update(key_share=True)
+    )
+
+
 def by_name(session: Session, name: str) -> Workspace | None:
     """The workspace called ``name``, if there is one."""
     return session.scalar(select(Workspace).where(Workspace.name == name))

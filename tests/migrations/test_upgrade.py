@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import CheckConstraint, Connection, UniqueConstraint, inspect, text
+from sqlalchemy.exc import IntegrityError
 
 import migrations
+from migrations.apply import alembic_config
 from store.database import make_engine, session_factory
 from store.models import Base, PromptSet
 from store.repositories import workspaces
@@ -51,7 +55,45 @@ def test_upgrading_twice_changes_nothing(database: str) -> None:
     migrations.upgrade(database)
     with session_factory(engine)() as session:
         assert workspaces.get(session, workspace_id).name == "kept"
-        assert session.scalars(text("SELECT version_num FROM alembic_version")).all() == ["0001"]
+        head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+        assert session.scalars(text("SELECT version_num FROM alembic_version")).all() == [head]
+    engine.dispose()
+
+
+FIRST_ROWS = (
+    "INSERT INTO workspaces VALUES ('ws_1', 'kept', '2026-01-01')",
+    "INSERT INTO jobs (id, workspace_id, kind, status, phase, done, total, phase_offset, phase_start, attempt,"
+    " crashes, stop_requested, request, config, cost, warnings, created_at, parent_id) VALUES"
+    " ('train_1', 'ws_1', 'training', 'queued', 'queued', 0, 0, 0, 0, 0, 0, false, '{\"a\": 1}', '{}', '{}',"
+    " '[]', '2026-01-01', NULL),"
+    " ('prof_1', 'ws_1', 'profile', 'succeeded', 'finished', 1, 1, 0, 0, 1, 0, false, '{}', '{}', '{}',"
+    " '[]', '2026-01-01', 'train_1')",
+    "INSERT INTO job_events (job_id, type, data, created_at) VALUES ('prof_1', 'status', '{}', '2026-01-01')",
+)
+JOB = "UPDATE jobs SET kind = 'profile_shard', parent_id = 'prof_1' WHERE id = 'train_1'"
+
+
+def test_jobs_of_the_first_revision_are_kept_with_all_that_refers_to_them(database: str) -> None:
+    migrations.upgrade(database, "0001")
+    engine = make_engine(database)
+    with engine.begin() as connection:
+        for statement in FIRST_ROWS:
+            connection.execute(text(statement))
+    with pytest.raises(IntegrityError, match="ck_jobs_kind"), engine.begin() as connection:
+        connection.execute(text(JOB))
+    migrations.upgrade(database)
+    with engine.begin() as connection:
+        connection.execute(text(JOB))
+        rows = connection.execute(text("SELECT id, kind, fingerprint FROM jobs ORDER BY id")).all()
+        assert rows == [("prof_1", "profile", None), ("train_1", "profile_shard", None)]
+        assert connection.scalar(text("SELECT count(*) FROM job_events WHERE job_id = 'prof_1'")) == 1
+    for statement in (
+        "UPDATE jobs SET kind = 'nothing' WHERE id = 'prof_1'",
+        "UPDATE jobs SET parent_id = 'prof_2' WHERE id = 'train_1'",
+        "UPDATE job_events SET job_id = 'prof_2'",
+    ):
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(text(statement))
     engine.dispose()
 
 
