@@ -25,7 +25,7 @@ def alembic_config() -> Config:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Apply every revision up to ``revision`` that the database at ``url`` lacks; an up-to-date one is left alone.
+    """Apply the revisions up to ``revision`` that the database at ``url`` lacks; else leave it alone.
 
     Only one process upgrades a database at a time; the others wait and then find nothing to do.
     """

@@ -115,7 +115,7 @@ class Client:
     # -- jobs ---------------------------------------------------------------------------------------------
 
     def create_profile(self, body: Mapping[str, Any]) -> JSON:
-        """Start measuring a Rényi profile; the job."""
+        """Start measuring a Rényi profile, or find the same one (``reused``); job and curves so far."""
         return self._create("/v1/profiles", body)
 
     def create_training(self, body: Mapping[str, Any]) -> JSON:

@@ -73,6 +73,7 @@ class Plan:
             "prompt_set": self.train_prompts,
             "estimator": {"kind": "self_tilted", **self.estimator},
             "seed": self.seed,
+            "reuse": False,  # every run shows, and times, the whole job
         }
 
     def allocation_body(self, profile_id: str) -> dict[str, Any]:

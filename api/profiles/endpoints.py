@@ -11,10 +11,10 @@ from api.body import describes, json_body
 from api.context import Services
 from api.idempotency import Key, respond
 from api.jobs import service as jobs_service
-from api.jobs.schemas import Estimate, JobPage, JobView, Status
+from api.jobs.schemas import Estimate, JobPage, Status
 from api.pagination import Cursor, Id, Limit
 from api.profiles import service
-from api.profiles.schemas import EXAMPLE, Gains, ProfileView
+from api.profiles.schemas import EXAMPLE, CreatedProfile, Gains, ProfileView
 from recast_engine.config import MAX_STEPS, ProfileConfig
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
@@ -27,12 +27,20 @@ DESCRIPTION = describes(ProfileConfig, miniature=EXAMPLE)
     operation_id="create_profile",
     summary="Measure a profile",
     status_code=status.HTTP_202_ACCEPTED,
-    response_model=JobView,
+    response_model=CreatedProfile,
+    responses={status.HTTP_200_OK: {"model": CreatedProfile, "description": "A profile is reused"}},
     openapi_extra=DESCRIPTION,
 )
 def create_profile(caller: Editor, context: Services, config: Body, key: Key = None) -> Response:
-    """Queues a job that measures how well each reward can be told apart at each noise level."""
-    return respond(service.create(context, caller, key, config, status.HTTP_202_ACCEPTED), "/v1/profiles")
+    """Queues a job that measures how well each reward can be told apart at each noise level.
+
+    A profile that would come out the same is answered at once instead: the stored one, or the one being
+    measured. `"reuse": false` measures again.
+    """
+    answer = service.create(
+        context, caller, key, config, created=status.HTTP_202_ACCEPTED, reused=status.HTTP_200_OK
+    )
+    return respond(answer, "/v1/profiles")
 
 
 @router.post(
@@ -42,7 +50,7 @@ def create_profile(caller: Editor, context: Services, config: Body, key: Key = N
     openapi_extra=DESCRIPTION,
 )
 def estimate_profile(caller: Viewer, context: Services, config: Body) -> Estimate:
-    """Checks the request and counts its work; nothing is started."""
+    """Checks the request and counts its work, none where a profile would be reused; nothing is started."""
     return service.estimate(context, caller, config)
 
 

@@ -50,6 +50,14 @@ class ProfileView(JobView):
     curves: dict[str, Curve] | None
 
 
+class CreatedProfile(ProfileView):
+    """The answer to a request for a profile."""
+
+    reused: bool = Field(
+        description="an earlier request's profile, stored or still being measured; nothing new was started"
+    )
+
+
 class Gains(BaseModel):
     """Discriminability gains resampled to a sampler's steps."""
 

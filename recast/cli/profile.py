@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from recast.cli.app import Home, Json, Rewards, Seed, Url, Wait, app, emit, given, out
+from recast.cli.app import Home, Json, Rewards, Seed, Url, Wait, app, emit, err, given, out
 from recast.cli.jobs import start
 from recast.client import Client
 from recast.tables import curves
@@ -26,6 +26,12 @@ def profile(
     steps: Annotated[int | None, typer.Option("--steps", help="Steps of each sampling.")] = None,
     alpha: Annotated[float | None, typer.Option("--alpha", help="Order of the Rényi divergence.")] = None,
     seed: Seed = 0,
+    shards: Annotated[
+        int | None, typer.Option("--shards", min=1, help="Parts that workers measure at once.")
+    ] = None,
+    reuse: Annotated[
+        bool, typer.Option("--reuse/--no-reuse", help="Take the same profile where there is one.")
+    ] = True,
     wait: Wait = True,
     url: Url = None,
     home: Home = None,
@@ -49,15 +55,21 @@ def profile(
             "adapter": adapter,
             "estimator": estimator,
             "seed": seed,
+            "shards": shards,
+            "reuse": None if reuse else False,
         }
     )
     with Client(url, home=home) as client:
-        job = start(client, client.create_profile(body), wait, as_json)
+        asked = client.create_profile(body)
+        if asked["reused"]:
+            state = "stored" if asked["status"] == "succeeded" else "being measured"
+            err.print(f"reused: this profile is {state} already (--no-reuse measures again)")
+        job = start(client, asked, wait, as_json)
         if job is None:
             return
         full = client.result(job)
     if as_json:
-        emit(full)
+        emit({**full, "reused": asked["reused"]})
     else:
         out.print(curves(full))
         out.print(

@@ -31,9 +31,7 @@ def lock(session: Session, workspace_id: str) -> None:
 
     SQLite's writers wait for each other anyway; PostgreSQL's lock lets rows refer to the workspace meanwhile.
     """
-    session.execute(
-        select(Workspace.id).where(Workspace.id == workspace_id).with_for_update(key_share=True)
-    )
+    session.execute(select(Workspace.id).where(Workspace.id == workspace_id).with_for_update(key_share=True))
 
 
 def by_name(session: Session, name: str) -> Workspace | None:

@@ -78,7 +78,9 @@ def settings(tmp_path: Path, prepared: Path) -> Settings:
 @pytest.fixture
 def service(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """All rewards count as available, whatever weights this checkout has; nothing here loads them."""
-    monkeypatch.setattr(miniature, "reward_weights", lambda name: settings.home)
+    weights = settings.home / "weights"
+    weights.mkdir()
+    monkeypatch.setattr(miniature, "reward_weights", lambda name: weights)
     published = Published()
     app = create_app(settings, publish=published)
     with TestClient(app, raise_server_exceptions=False) as client:

@@ -62,8 +62,8 @@ def test_upgrading_twice_changes_nothing(database: str) -> None:
 
 FIRST_ROWS = (
     "INSERT INTO workspaces VALUES ('ws_1', 'kept', '2026-01-01')",
-    "INSERT INTO jobs (id, workspace_id, kind, status, phase, done, total, phase_offset, phase_start, attempt,"
-    " crashes, stop_requested, request, config, cost, warnings, created_at, parent_id) VALUES"
+    "INSERT INTO jobs (id, workspace_id, kind, status, phase, done, total, phase_offset, phase_start,"
+    " attempt, crashes, stop_requested, request, config, cost, warnings, created_at, parent_id) VALUES"
     " ('train_1', 'ws_1', 'training', 'queued', 'queued', 0, 0, 0, 0, 0, 0, false, '{\"a\": 1}', '{}', '{}',"
     " '[]', '2026-01-01', NULL),"
     " ('prof_1', 'ws_1', 'profile', 'succeeded', 'finished', 1, 1, 0, 0, 1, 0, false, '{}', '{}', '{}',"

@@ -178,6 +178,24 @@ def test_a_refusal_names_the_field_and_is_exit_code_4(
     assert err == "Error: The request is not valid (422): rewards.0: unknown\n"
 
 
+def test_a_reused_profile_is_said_to_be_one(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = {**JOB, "id": "prof_1", "kind": "profile", "levels": [0.0, 1.0], "curves": {}}
+    server.on("POST /v1/profiles", {**profile, "reused": True})
+    server.on("GET /v1/jobs/prof_1", profile)
+    server.on("GET /v1/profiles/prof_1", profile)
+    server.on("GET /v1/jobs/prof_1/events", lambda handler, _: events(handler, STORY[-1]))
+    code, out, err = run(capsys, "profile", "-r", "ocr", "--shards", "2")
+    assert code == 0
+    assert "profile prof_1; next:" in out
+    assert err.startswith("reused: this profile is stored already")
+    code, out, err = run(capsys, "profile", "-r", "ocr", "--no-reuse", "--json")
+    assert (code, err) == (0, "reused: this profile is stored already (--no-reuse measures again)\n")
+    assert json.loads(out) == {**profile, "reused": True}
+    bodies = [json.loads(call.body) for call in server.calls("POST /v1/profiles")]
+    assert (bodies[0]["shards"], "reuse" in bodies[0]) == (2, False)
+    assert ("shards" in bodies[1], bodies[1]["reuse"]) == (False, False)
+
+
 def test_an_unreachable_service_is_exit_code_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

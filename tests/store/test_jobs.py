@@ -399,3 +399,55 @@ def _act(session: Session, job_id: str, action: str, claims: list[Claim]) -> Non
         doing[action]()
     except (StaleAttempt, InvalidTransition):
         session.flush()
+
+
+def test_the_newest_success_else_the_oldest_under_way_is_reusable(session: Session, workspace: str) -> None:
+    def profile(status: str, fingerprint: str | None = "f") -> str:
+        job = jobs.create(
+            session, workspace_id=workspace, kind="profile", request={}, config={}, fingerprint=fingerprint
+        )
+        if status != "queued":
+            held = attempts.claim(session, job.id, "w1", LEASE)
+            assert held is not None
+            if status == "cancelling":
+                jobs.request_cancel(session, job.id)
+            elif status != "running":
+                attempts.finish(session, held, status)
+        return job.id
+
+    def found() -> str | None:
+        job = jobs.reusable(session, workspace, "f")
+        return job.id if job else None
+
+    for status in ("failed", "cancelled", "cancelling"):
+        profile(status)
+    profile("succeeded", None)
+    profile("succeeded", "other")
+    assert found() is None
+    running, _ = profile("running"), profile("queued")
+    assert found() == running
+    first, second = profile("succeeded"), profile("succeeded")
+    profile("running")
+    assert first != second == found()
+    assert jobs.reusable(session, workspaces.create(session, "other").id, "f") is None
+
+
+def test_equal_requests_at_once_make_one_job(sessions: sessionmaker[Session], workspace: str) -> None:
+    barrier, seen = threading.Barrier(5), []
+
+    def request() -> None:
+        barrier.wait()
+        with sessions.begin() as session:
+            workspaces.lock(session, workspace)
+            job = jobs.reusable(session, workspace, "f") or jobs.create(
+                session, workspace_id=workspace, kind="profile", request={}, config={}, fingerprint="f"
+            )
+            seen.append(job.id)
+
+    threads = [threading.Thread(target=request) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 5
+    assert len(set(seen)) == 1
