@@ -2,10 +2,10 @@
 
     python benchmarks/curves.py [--prompts 96] [--images 16] [--levels 11] [--svg FILE] [--json FILE]
 
-Measures one self-tilted profile of the base model for all its rewards. Draws for each the share of D(0) that is
-left at noise level sigma, and the gain per unit of sigma, which says where along the trajectory the reward is
-decided; both with 95% intervals. Prints for each its total, the noise level above which half of it is decided,
-and the band in which the middle 80% of it is.
+Measures one self-tilted profile of the base model for all its rewards. Draws for each the share of D(0) that
+is left at noise level sigma, and the gain per unit of sigma, which says where along the trajectory the reward
+is decided; both with 95% intervals. Prints for each its total, the noise level above which half of it is
+decided, and the band in which the middle 80% of it is.
 """
 
 from __future__ import annotations
