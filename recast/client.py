@@ -190,6 +190,10 @@ class Client:
         """A profile's gains resampled on ``steps`` steps."""
         return self._get(f"/v1/profiles/{profile_id}/gains", steps=steps, shift=shift)
 
+    def compare_profiles(self, body: Mapping[str, Any]) -> JSON:
+        """Compare two measured profiles: timing, totals, and the allocations they lead to."""
+        return self._post("/v1/profiles/compare", body)
+
     def create_allocation(self, body: Mapping[str, Any]) -> JSON:
         """Compute and store an allocation matrix."""
         return self._create("/v1/allocations", body)

@@ -18,6 +18,22 @@ def curves(profile: Mapping[str, Any]) -> Table:
     return table
 
 
+def comparison(found: Mapping[str, Any]) -> Table:
+    """Two profiles, reward by reward."""
+    table = Table("reward", "correlation", "total a", "total b", "change", "95% interval", box=None)
+    for reward, one in found["rewards"].items():
+        change = one["change"]
+        table.add_row(
+            reward,
+            number(one["correlation"]),
+            number(one["total_a"]["value"]),
+            number(one["total_b"]["value"]),
+            number(change["value"], signed=True),
+            f"{number(change['low'], signed=True)} to {number(change['high'], signed=True)}",
+        )
+    return table
+
+
 def differences(report: Mapping[str, Any]) -> Table:
     """Every metric of every subject against the baseline: means, paired difference, interval, wins."""
     baseline = report["baseline"]

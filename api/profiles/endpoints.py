@@ -13,12 +13,21 @@ from api.idempotency import Key, respond
 from api.jobs import service as jobs_service
 from api.jobs.schemas import Estimate, JobPage, Status
 from api.pagination import Cursor, Id, Limit
-from api.profiles import service
-from api.profiles.schemas import EXAMPLE, CreatedProfile, Gains, ProfileView
+from api.profiles import comparison, service
+from api.profiles.schemas import (
+    EXAMPLE,
+    EXAMPLE_COMPARISON,
+    ComparisonRequest,
+    ComparisonView,
+    CreatedProfile,
+    Gains,
+    ProfileView,
+)
 from recast_engine.config import MAX_STEPS, ProfileConfig
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 Body = Annotated[ProfileConfig, json_body(ProfileConfig)]
+ComparisonBody = Annotated[ComparisonRequest, json_body(ComparisonRequest)]
 DESCRIPTION = describes(ProfileConfig, miniature=EXAMPLE)
 
 
@@ -52,6 +61,17 @@ def create_profile(caller: Editor, context: Services, config: Body, key: Key = N
 def estimate_profile(caller: Viewer, context: Services, config: Body) -> Estimate:
     """Checks the request and counts its work, none where a profile would be reused; nothing is started."""
     return service.estimate(context, caller, config)
+
+
+@router.post(
+    "/compare",
+    operation_id="compare_profiles",
+    summary="Compare two profiles",
+    openapi_extra=describes(ComparisonRequest, two_profiles=EXAMPLE_COMPARISON),
+)
+def compare_profiles(caller: Viewer, context: Services, request: ComparisonBody) -> ComparisonView:
+    """Timing, totals and resulting allocations of two measured profiles; nothing is stored."""
+    return comparison.compare(context, caller, request)
 
 
 @router.get("", operation_id="list_profiles", summary="List profiles")

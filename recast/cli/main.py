@@ -6,11 +6,23 @@ import sys
 
 from rich.console import Console
 
-from recast.cli import allocate, download, evaluate, jobs, keys, profile, prompts, quickstart, service, train
+from recast.cli import (
+    allocate,
+    download,
+    evaluate,
+    jobs,
+    keys,
+    profile,
+    profiles,
+    prompts,
+    quickstart,
+    service,
+    train,
+)
 from recast.cli.app import app
 from recast.errors import RecastError
 
-COMMANDS = (service, quickstart, profile, allocate, train, evaluate, jobs, download, prompts, keys)
+COMMANDS = (service, quickstart, profile, profiles, allocate, train, evaluate, jobs, download, prompts, keys)
 
 
 def main() -> None:

@@ -222,6 +222,41 @@ def test_a_budget_that_is_no_number_is_wrong_usage(pair: str, capsys: pytest.Cap
     assert "NAME=WEIGHT" in err
 
 
+def test_profiles_are_compared(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    interval = {"value": -0.6, "low": -0.7, "high": -0.5}
+    total = {"value": 0.8, "low": 0.7, "high": 0.9}
+    reward = {
+        "correlation": 0.97,
+        "total_a": total,
+        "total_b": total,
+        "change": interval,
+        "verdict": "ocr: ok",
+    }
+    found = {
+        "rewards": {"ocr": reward},
+        "largest_weight_change": 0.25,
+        "mean_weight_change": 0.1,
+        "reward": "ocr",
+        "at_step": 3,
+        "steps": 10,
+        "differences": [{"setting": "seed", "a": 0, "b": 1}],
+    }
+    server.on("POST /v1/profiles/compare", found)
+    code, out, _ = run(capsys, "profiles", "compare", "prof_1", "prof_2", "-b", "ocr=1", "--steps", "10")
+    assert code == 0
+    assert json.loads(server.calls("POST /v1/profiles/compare")[0].body) == {
+        "profiles": ["prof_1", "prof_2"],
+        "budgets": {"ocr": 1.0},
+        "steps": 10,
+    }
+    assert "0.9700" in out
+    assert "ocr: ok" in out
+    assert "at most 0.250 (ocr, step 3 of 10), by 0.100 on average" in out
+    assert "Measured differently: seed 0 against 1" in out
+    code, out, _ = run(capsys, "profiles", "compare", "prof_1", "prof_2", "--json")
+    assert json.loads(out) == found
+
+
 def test_allocating_sends_budgets_and_shows_the_matrix(
     server: Scripted, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
