@@ -25,6 +25,8 @@ from recast import embedded
 from recast.errors import CannotStart
 from recast.home import Home, ServiceRecord, write_private
 from recast.supervisor import Child, Interrupted, Supervisor
+from recast_engine.backbones.catalogue import models
+from recast_engine.errors import ConfigError
 from store.database import make_engine, session_factory
 from store.queue import reachable
 from store.repositories import keys, workspaces
@@ -68,6 +70,10 @@ def serve(
 
 
 def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
+    try:
+        models()
+    except ConfigError as error:
+        raise CannotStart(str(error)) from None
     listener = listen(port)
     settings = settings_of(home)
     if not os.environ.get("RECAST_BROKER_URL"):

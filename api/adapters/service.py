@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import IO
 
 from api.adapters import formats
 from api.adapters.schemas import AdapterPage, AdapterView, Format
 from api.context import Caller, Context
-from recast_engine.backbones.catalogue import MODELS
+from recast_engine.backbones.catalogue import models
 from store.models import Adapter
 from store.repositories import adapters
 
@@ -78,5 +77,5 @@ def open_file(context: Context, caller: Caller, adapter_id: str, form: Format) -
 
 def _public_name(model: str) -> str:
     """The hub id of a base model; models shipped with the engine have none and keep their own id."""
-    info = MODELS.get(model)
-    return info.source if info is not None and not Path(info.source).is_absolute() else model
+    info = models().get(model)
+    return info.repository or model if info is not None else model

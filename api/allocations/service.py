@@ -22,7 +22,6 @@ from api.context import Caller, Context
 from api.idempotency import Answer, Create, once
 from api.refusals import FieldError, Invalid, invalid
 from recast_engine.allocation import allocate
-from recast_engine.backbones.catalogue import flow_sigmas
 from recast_engine.errors import EngineError
 from recast_engine.rewards.catalogue import REWARDS
 from store.models import Allocation
@@ -78,7 +77,7 @@ def _from_profile(context: Context, caller: Caller, profile_id: str, request: Al
     ]
     if problems:
         raise Invalid(problems)
-    sigmas = flow_sigmas(request.steps or 0, request.shift or model.shift)
+    sigmas = model.sigmas(request.steps or 0, request.shift)
     rows = dict(zip(profile.rewards, profile.gains(sigmas).tolist(), strict=True))
     return _Problem({reward: rows[reward] for reward in budgets}, budgets, sigmas.tolist())
 

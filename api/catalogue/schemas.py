@@ -12,12 +12,17 @@ class ModelView(BaseModel):
 
     id: str = Field(examples=["miniature"])
     family: str = Field(examples=["sd3"])
+    repository: str | None = Field(description="hub repository of its weights; null for a local folder")
+    revision: str | None = Field(description="of the repository, as a commit hash where known")
     resolution: int = Field(description="side of its images, pixels")
-    default_steps: int
-    shift: float = Field(description="the sampler's own timestep shift")
+    default_steps: int = Field(description="of sample grids; trainings and evaluations say their own")
+    shift: float = Field(
+        description="s of the sampler's noise levels at this resolution: an evenly spaced u becomes"
+        " s u / (1 + (s - 1) u)"
+    )
     licence: str
     gated: bool
-    memory_gib: float = Field(description="device memory that training it takes")
+    memory_gib: float = Field(description="device memory that training it takes, estimated")
     available: bool
     reason: str | None = Field(description="why it is not available, and how to make it so")
 

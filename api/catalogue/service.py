@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from api.catalogue.schemas import ModelView, RewardView
 from api.refusals import FieldError, Invalid, Location, invalid
-from recast_engine.backbones.catalogue import MODELS, ModelInfo
+from recast_engine.backbones import catalogue
+from recast_engine.backbones.catalogue import ModelInfo
 from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
 from recast_engine.rewards import catalogue as rewards_catalogue
@@ -15,21 +16,23 @@ from recast_engine.rewards.catalogue import REWARDS, RewardInfo, usable_prompts
 
 def models() -> list[ModelView]:
     """Every model of the catalogue."""
-    return [_model_view(info) for info in MODELS.values()]
+    return [_model_view(info) for info in catalogue.models().values()]
 
 
 def rewards(model: str | None = None) -> list[RewardView]:
     """Every reward; with ``model``, as it stands for that model. Raises Invalid for an unknown one."""
-    if model is not None and model not in MODELS:
-        raise Invalid([FieldError(("query", "model"), _unknown("model", model, MODELS))])
-    return [_reward_view(info, [MODELS[model]] if model else MODELS.values()) for info in REWARDS.values()]
+    known = catalogue.models()
+    if model is not None and model not in known:
+        raise Invalid([FieldError(("query", "model"), _unknown("model", model, known))])
+    return [_reward_view(info, [known[model]] if model else known.values()) for info in REWARDS.values()]
 
 
 def known_model(name: str, *loc: str | int) -> ModelInfo:
     """The catalogue entry of a model. Raises Invalid at ``loc`` (``model`` by default)."""
-    if name not in MODELS:
-        raise invalid(*(loc or ("model",)), msg=_unknown("model", name, MODELS))
-    return MODELS[name]
+    known = catalogue.models()
+    if name not in known:
+        raise invalid(*(loc or ("model",)), msg=_unknown("model", name, known))
+    return known[name]
 
 
 def available_model(name: str) -> ModelInfo:
@@ -96,6 +99,8 @@ def _model_view(info: ModelInfo) -> ModelView:
     return ModelView(
         id=info.id,
         family=info.family,
+        repository=info.repository,
+        revision=info.revision,
         resolution=info.resolution,
         default_steps=info.default_steps,
         shift=info.shift,

@@ -18,7 +18,7 @@ from api.profiles.estimates import profile_work
 from api.profiles.schemas import CreatedProfile, Gains, ProfileView
 from api.refusals import Problems
 from recast_engine import config as configs
-from recast_engine.backbones.catalogue import ModelInfo, flow_sigmas
+from recast_engine.backbones.catalogue import ModelInfo
 from recast_engine.config import ProfileConfig
 from recast_engine.profiling.fingerprint import profile_fingerprint
 from recast_engine.prompts import Prompt
@@ -150,8 +150,9 @@ def gains(context: Context, caller: Caller, profile_id: str, steps: int, shift: 
     """The profile's gains for a sampler of ``steps`` steps. Raises NotFound, NotReady."""
     with context.read() as session:
         job, profile = references.measured(session, caller, profile_id)
-    shift = shift or known_model(job.config["model"]).shift
-    sigmas = flow_sigmas(steps, shift)
+    model = known_model(job.config["model"])
+    shift = shift or model.shift
+    sigmas = model.sigmas(steps, shift)
     rows = profile.gains(sigmas).tolist()
     return Gains(
         steps=steps,

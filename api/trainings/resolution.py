@@ -11,7 +11,7 @@ from api import references
 from api.catalogue.service import available_model, metadata_problem, resolve_budgets
 from api.context import Caller, Context
 from api.refusals import FieldError, Invalid, Problems
-from recast_engine.backbones.catalogue import LORA_LAYERS, ModelInfo
+from recast_engine.backbones.catalogue import FAMILIES, ModelInfo
 from recast_engine.config import StageAllocation, StageConfig, TrainingConfig
 from recast_engine.prompts import Prompt
 
@@ -58,7 +58,7 @@ def _adapter_problems(
 
 
 def _target_problems(config: TrainingConfig, model: ModelInfo) -> Iterator[FieldError]:
-    known = LORA_LAYERS[model.family]
+    known = FAMILIES[model.family].lora_layers
     targets = config.lora.targets
     if targets is not None and not targets:
         yield FieldError(("body", "lora", "targets"), "name at least one layer, or leave it out")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from recast_engine import miniature
-from recast_engine.backbones.catalogue import MODELS, RewardWorld
+from recast_engine.backbones.catalogue import RewardWorld, models
 from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
 
@@ -105,7 +105,7 @@ def resolve_budgets(budgets: Mapping[str, float], model: str) -> dict[str, float
     Raises:
         ConfigError: unknown names, negative or non-finite weights, all zero, or nothing available.
     """
-    world = MODELS[model].reward_world
+    world = models()[model].reward_world
     shares: dict[str, float] = {}
     for name, weight in budgets.items():
         if not math.isfinite(weight) or weight < 0:

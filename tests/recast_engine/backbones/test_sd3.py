@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from recast_engine.backbones import sd3
+from recast_engine.backbones import pipeline
 from recast_engine.backbones.catalogue import flow_sigmas
 from recast_engine.backbones.sampling import initial_noise, sample
 from recast_engine.backbones.sd3 import SD3Backbone
@@ -40,15 +40,15 @@ def test_loads_in_float32_and_frozen(backbone: SD3Backbone) -> None:
 
 @torch.no_grad()
 def test_encoding_is_the_pipelines(backbone: SD3Backbone, plain: StableDiffusion3Pipeline) -> None:
-    wanted = list(dict.fromkeys(PROMPTS))
-    embeds, _, pooled, _ = plain.encode_prompt(
-        wanted, None, None, do_classifier_free_guidance=False, max_sequence_length=0
-    )
     conditioning = backbone.encode_prompts(PROMPTS)
-    order = [wanted.index(prompt) for prompt in PROMPTS]
     assert conditioning.embeds.shape == (4, 12, 40)  # CLIP's tokens alone: no padding tokens of an absent T5
-    assert torch.equal(conditioning.embeds, embeds[order])
-    assert torch.equal(conditioning.pooled, pooled[order])
+    assert conditioning.mask is None
+    for row, prompt in enumerate(PROMPTS):
+        embeds, _, pooled, _ = plain.encode_prompt(
+            prompt, None, None, do_classifier_free_guidance=False, max_sequence_length=0
+        )
+        assert torch.equal(conditioning.embeds[row], embeds[0])
+        assert torch.equal(conditioning.pooled[row], pooled[0])
 
 
 def test_prompts_are_encoded_once_and_the_cache_is_bounded(
@@ -67,9 +67,11 @@ def test_prompts_are_encoded_once_and_the_cache_is_bounded(
     again = backbone.encode_prompts(PROMPTS)
     assert asked == ["red cat", "a dog", "two fish"]
     assert torch.equal(first.embeds, again.embeds)
-    monkeypatch.setattr(sd3, "CACHE_BYTES", first.embeds[0].nbytes + first.pooled[0].nbytes)
+    monkeypatch.setattr(pipeline, "CACHE_BYTES", first.embeds[0].nbytes + first.pooled[0].nbytes)
     assert len(backbone.encode_prompts(["a b", "c d", "e f"])) == 3
-    assert list(backbone._encoded) == ["e f"]
+    asked.clear()
+    backbone.encode_prompts(["e f", "a b"])
+    assert asked == ["a b"]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 40])
@@ -95,7 +97,7 @@ def test_decode_is_the_image_processors(backbone: SD3Backbone, plain: StableDiff
 def test_decoding_in_parts_changes_nothing(backbone: SD3Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = initial_noise(backbone, range(5))
     whole = backbone.decode(latents).astype(int)
-    monkeypatch.setattr(sd3, "DECODE_PIXELS", 2 * 16 * 16)
+    monkeypatch.setattr(pipeline, "DECODE_PIXELS", 2 * 16 * 16)
     assert np.abs(backbone.decode(latents) - whole).max() <= 1
 
 
@@ -133,7 +135,7 @@ def test_encoding_images_is_the_pipelines_own_arithmetic(
     latents = backbone.encode_images(images)
     assert latents.shape == (5, *backbone.latent_shape)
     torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
-    monkeypatch.setattr(sd3, "DECODE_PIXELS", 2 * 16 * 16)
+    monkeypatch.setattr(pipeline, "DECODE_PIXELS", 2 * 16 * 16)
     torch.testing.assert_close(backbone.encode_images(images), latents, rtol=0, atol=1e-5)
 
 
