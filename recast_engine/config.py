@@ -96,6 +96,10 @@ class EstimatorConfig:
 
     The number of *clean* images is ``prompts * images_per_prompt``; each noise level costs as many rollouts
     again, times ``rollouts``.
+
+    Attributes:
+        anchor: roll out from pure noise too, with the other levels' random numbers. The divergence there is
+            known to be 0, so what is measured is noise, and the other levels' share of it is taken off.
     """
 
     kind: Literal["self_tilted"] = "self_tilted"
@@ -105,6 +109,7 @@ class EstimatorConfig:
     images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 8
     rollouts: Annotated[int, Field(ge=1, le=64, description="stochastic rollouts per noised image")] = 1
     sampling_steps: Steps = 10
+    anchor: bool = True
     advantage_clip: Annotated[
         float, Field(gt=0.0, le=1e6, description="A_max of the optimality; take the training's")
     ] = 5.0

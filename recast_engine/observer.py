@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-FileKind = Literal["checkpoint", "samples", "adapter", "report", "log"]
+FileKind = Literal["checkpoint", "samples", "adapter", "report", "log", "scores", "proposal"]
 FindingKind = Literal["profile", "allocation", "evaluation", "warning", "stage"]
 
 

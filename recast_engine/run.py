@@ -14,7 +14,8 @@ from recast_engine.backbones.load import load_backbone
 from recast_engine.errors import ConfigError
 from recast_engine.evaluation.run import evaluate
 from recast_engine.observer import Observer
-from recast_engine.profiling.measure import measure_profile
+from recast_engine.profiling.measure import measure_profile, measure_work
+from recast_engine.profiling.plan import Plan, Work
 from recast_engine.prompts import Prompt, parse_prompts, prompt_set_hash
 from recast_engine.rewards.scoring import load_scorer
 from recast_engine.training.adapters import loaded_adapter
@@ -26,13 +27,14 @@ class Request:
     """What to run, with every id that ``config`` mentions resolved to a local file or to plain data.
 
     Attributes:
-        kind: "profile", "training" or "evaluation".
+        kind: "profile", "profile_shard", "training" or "evaluation".
         config: the resolved config of that kind (``recast_engine.config``) as JSON data.
         prompts: JSONL file of the prompt set.
         adapters: adapter id -> safetensors file.
         allocations: allocation id -> stored allocation (JSON data).
         profiles: profile id -> stored profile (JSON data).
         resume_from: folder of the checkpoint to go on from.
+        work: the part of a profile that a "profile_shard" measures (``profiling.plan.Work`` as JSON data).
     """
 
     kind: str
@@ -42,6 +44,7 @@ class Request:
     allocations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     resume_from: Path | None = None
+    work: Mapping[str, Any] | None = None
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -105,6 +108,25 @@ def _profile(request: Request, workdir: Path, observer: Observer) -> dict[str, A
     return {"rewards": list(profile.rewards), "totals": profile.totals, "warnings": list(profile.warnings)}
 
 
+def _profile_shard(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
+    """One part of a profile's round: reports its table of scores as a file."""
+    config = configs.load(configs.ProfileConfig, request.config)
+    if request.work is None:
+        raise ConfigError("work: a shard needs the part of the profile that it measures")
+    work, prompts = Work.from_dict(request.work), request.read_prompts()
+    observer.phase("loading", 1)
+    backbone = load_backbone(config.model)
+    scorer = load_scorer(config.rewards, model_info(config.model).reward_world, device=str(backbone.device))
+    plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
+    with loaded_adapter(backbone, request.adapter(config.adapter)):
+        table = measure_work(backbone, scorer, prompts, plan, work, observer=observer)
+    path = workdir / "scores.safetensors"
+    table.save(path)
+    facts = {"round": work.round, "shard": work.shard}
+    observer.file("scores", path.name, path, facts)
+    return facts
+
+
 def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
     config = configs.load(configs.TrainingConfig, request.config)
     rewards = tuple(dict.fromkeys(reward for stage in config.stages for reward in stage.budgets))
@@ -143,6 +165,7 @@ def _evaluation(request: Request, workdir: Path, observer: Observer) -> dict[str
 
 _RUNNERS: dict[str, Callable[[Request, Path, Observer], dict[str, Any]]] = {
     "profile": _profile,
+    "profile_shard": _profile_shard,
     "training": _training,
     "evaluation": _evaluation,
 }

@@ -12,18 +12,18 @@ from recast_engine.rewards.catalogue import usable_prompts
 
 
 def profile_work(config: EstimatorConfig, rewards: Sequence[str], prompts: Sequence[Prompt]) -> Work:
-    """P prompts (those asked for, or all there are), K images of each, M rollouts from each inner level:
+    """P prompts (those asked for, or all there are), K images of each, M rollouts from each level above 0:
 
         P K (S + M sum_l s_l)    velocities, s_l those of a rollout from level l, S sampling steps
-        P K (1 + M (L - 2)) a    reward calls, a = the mean number of rewards that apply to a prompt
+        P K (1 + M l) a          reward calls, l levels, a = the mean number of rewards that apply to a prompt
 
-    The two outer levels need no rollout. a is taken over the whole set, from which the P prompts are drawn in
-    proportion.
+    Level 0 needs no rollout, nor does pure noise without an anchor. a is taken over the whole set, from which
+    the P prompts are drawn in proportion.
     """
     images = min(config.prompts, len(prompts)) * config.images_per_prompt
-    inner = noise_levels(config.levels)[1:-1]
-    steps = sum(rollout_steps(sigma, config.sampling_steps) for sigma in inner)
-    scored = images * (1 + config.rollouts * len(inner))
+    levels = noise_levels(config.levels)[1:] if config.anchor else noise_levels(config.levels)[1:-1]
+    steps = sum(rollout_steps(sigma, config.sampling_steps) for sigma in levels)
+    scored = images * (1 + config.rollouts * len(levels))
     applying = sum(usable_prompts(reward, prompts) for reward in rewards)
     return Work(
         images * (config.sampling_steps + config.rollouts * steps), round(scored * applying / len(prompts))

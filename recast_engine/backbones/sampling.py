@@ -7,7 +7,6 @@ generator of its own, so each can be drawn again alone.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -104,12 +103,14 @@ def integrate(
 def denoise_stochastic(
     backbone: Backbone,
     latents: Tensor,
-    sigma: float,
+    sigma: float | Sequence[float],
     conditioning: Conditioning,
     seeds: Sequence[int],
     *,
-    steps: int,
+    steps: int | Sequence[int],
+    prompts: Sequence[int] | None = None,
     shift: float | None = None,
+    batch_size: int | None = None,
 ) -> Tensor:
     """A draw of x0 from the model's posterior p(x0 | x_sigma): (N, C, h, w).
 
@@ -126,28 +127,88 @@ def denoise_stochastic(
     The noise levels follow the sampler's curve from ``sigma`` down to 0. The generators are salted, so
     passing the seeds that an image was drawn with does not replay the same noise.
 
+    Rows may start at different levels: each walks down its own, those with most steps first, and where one
+    has arrived the next joins, so that forward passes stay full. A row's draw does not depend on the others,
+    up to the rounding of batched arithmetic.
+
     Args:
-        latents: (N, C, h, w) at noise level ``sigma``.
-        steps: model evaluations per image.
+        latents: (N, C, h, w), each at its noise level.
+        sigma: noise levels in (0, 1], one for all or one each.
+        steps: model evaluations, one number for all or one each.
+        prompts: row of ``conditioning`` that each image belongs to; None: one row each, in order.
+        batch_size: images in one forward pass; None: all.
     """
-    levels = rollout_sigmas(backbone, sigma, steps, shift)
-    generators = [torch.Generator("cpu").manual_seed(seed ^ _ROLLOUT_SALT) for seed in seeds]
-    current = latents.float()
-    previous: tuple[float, Tensor] | None = None
-    for here, there in itertools.pairwise(levels):
-        velocity = backbone.velocity(current, torch.full((len(current),), here), conditioning).float()
-        predicted = current - here * velocity
-        clean = predicted
-        if previous is not None:
-            clean = predicted + (here - there) / (2 * (previous[0] - here)) * (predicted - previous[1])
-        noise = (current - (1 - here) * clean) / here
+    count = len(latents)
+    sigmas = [sigma] * count if isinstance(sigma, float | int) else list(sigma)
+    numbers = [steps] * count if isinstance(steps, int) else list(steps)
+    rows = range(count) if prompts is None else prompts
+    ladders = {
+        pair: rollout_sigmas(backbone, *pair, shift) for pair in set(zip(sigmas, numbers, strict=True))
+    }
+    walk = _Walk(backbone, latents, [ladders[pair] for pair in zip(sigmas, numbers, strict=True)], seeds)
+    waiting = sorted(range(count), key=lambda row: -numbers[row])
+    under_way: list[int] = []
+    while waiting or under_way:
+        free = (batch_size or count) - len(under_way)
+        under_way, waiting = under_way + waiting[:free], waiting[free:]
+        walk.step(under_way, conditioning.select([rows[row] for row in under_way]))
+        under_way = [row for row in under_way if walk.remaining(row) > 0]
+    return walk.current
+
+
+class _Walk:
+    """Ancestral steps of N rows, each down its own ladder of noise levels."""
+
+    def __init__(
+        self, backbone: Backbone, latents: Tensor, ladders: Sequence[Sequence[float]], seeds: Sequence[int]
+    ):
+        self.backbone, self.ladders = backbone, ladders
+        self.generators = [torch.Generator("cpu").manual_seed(seed ^ _ROLLOUT_SALT) for seed in seeds]
+        self.current = latents.float().clone()
+        self.predicted = torch.zeros_like(self.current)
+        self.done = [0] * len(ladders)
+
+    def remaining(self, row: int) -> int:
+        return len(self.ladders[row]) - 1 - self.done[row]
+
+    def step(self, rows: Sequence[int], conditioning: Conditioning) -> None:
+        """One forward pass of ``rows``, and one step down for each."""
+        index = torch.tensor(rows, device=self.current.device)
+        here, there, before = self._levels(rows)
+        current = self.current[index]
+        velocity = self.backbone.velocity(current, here.float(), conditioning).float()
+        predicted = current - self._column(here) * velocity
+        reach = torch.where(before > here, (here - there) / (2 * (before - here)).clamp(min=1e-12), 0.0)
+        clean = predicted + self._column(reach) * (predicted - self.predicted[index])
+        noise = (current - self._column(1 - here) * clean) / self._column(here)
         variance = there**2 * (1 - ((1 - here) * there / ((1 - there) * here)) ** 2)
-        current = (1 - there) * clean + math.sqrt(max(there**2 - variance, 0.0)) * noise
-        if variance > 0:
-            fresh = [torch.randn(backbone.latent_shape, generator=generator) for generator in generators]
-            current = current + math.sqrt(variance) * torch.stack(fresh).to(current.device)
-        previous = (here, predicted)
-    return current
+        kept = (there**2 - variance).clamp(min=0.0).sqrt()
+        moved = self._column(1 - there) * clean + self._column(kept) * noise
+        self.current[index] = moved + self._column(variance.sqrt()) * self._fresh(rows, variance)
+        self.predicted[index] = predicted
+        for row in rows:
+            self.done[row] += 1
+
+    def _levels(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """(N,) float64 each: where the rows are, where they go, and where they were (0 at the start)."""
+        places = [(self.ladders[row], self.done[row]) for row in rows]
+        triples = [(ladder[k], ladder[k + 1], ladder[k - 1] if k else 0.0) for ladder, k in places]
+        here, there, before = torch.tensor(triples, dtype=torch.float64).unbind(1)
+        return here, there, before
+
+    def _fresh(self, rows: Sequence[int], variance: Tensor) -> Tensor:
+        """(N, C, h, w) noise from each row's own generator; none is drawn where none is needed."""
+        shape = self.backbone.latent_shape
+        draws = [
+            torch.randn(shape, generator=self.generators[row]) if needed else torch.zeros(shape)
+            for row, needed in zip(rows, (variance > 0).tolist(), strict=True)
+        ]
+        return torch.stack(draws).to(self.current.device)
+
+    def _column(self, factors: Tensor) -> Tensor:
+        """(N,) -> (N, 1, 1, 1) float32 on the latents' device."""
+        shape = (-1, *(1 for _ in self.backbone.latent_shape))
+        return factors.to(self.current.device, torch.float32).reshape(shape)
 
 
 def rollout_sigmas(backbone: Backbone, sigma: float, steps: int, shift: float | None = None) -> list[float]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recast_engine.errors import RewardFailure
 from recast_engine.profiling.cleanup import largest_violation, non_increasing
-from recast_engine.profiling.estimator import Moments, jackknife, moments
+from recast_engine.profiling.estimator import Moments, jackknife, moments, without_common_noise
 from recast_engine.profiling.profile import Curve
 
 Array = NDArray[np.float64]
@@ -53,7 +53,13 @@ def tilt(clean: Array, rollouts: Array, advantage_clip: float) -> tuple[Array, A
 
 
 def estimate_curve(
-    clean: Array, rollouts: Array, *, alpha: float, advantage_clip: float, rng: np.random.Generator
+    clean: Array,
+    rollouts: Array,
+    *,
+    alpha: float,
+    advantage_clip: float,
+    rng: np.random.Generator,
+    anchor: Array | None = None,
 ) -> Curve:
     """The curve of one reward over levels 0 < ... < 1, of which both ends need no rollouts.
 
@@ -64,11 +70,15 @@ def estimate_curve(
         clean: (P, K) scores, NaN where there is none.
         rollouts: (L - 2, P, K, M) scores at the inner levels, ascending.
         rng: draws the bootstrap.
+        anchor: (P, K, M) scores of rollouts from pure noise; all NaN or None: there are none. They must have
+            the other levels' random numbers, and serve for alpha = 2 (:func:`without_common_noise`).
 
     Raises:
         RewardFailure: at some level no prompt has two images with scores.
     """
     measured = _moments_per_level(*tilt(clean, rollouts, advantage_clip), alpha)
+    if anchor is not None and alpha == 2.0:
+        measured = _anchored(measured, *tilt(clean, anchor[None], advantage_clip))
     raw = np.array([level.divergence(np.ones(len(level.numerator))) for level in measured])
     errors = np.array([jackknife(level) for level in measured])
     resampled = _bootstrap(measured, raw, rng)
@@ -124,6 +134,14 @@ def _moments_per_level(clean: Array, rollouts: Array, alpha: float) -> list[Mome
     if fewest == 1:
         measured = [moments(level, alpha, centred=True, unit="images") for level in levels]
     return measured
+
+
+def _anchored(measured: list[Moments], clean: Array, anchor: Array) -> list[Moments]:
+    """``measured`` without the noise it shares with optimalities ``anchor`` (1, P, K, M) from pure noise."""
+    known = moments(np.concatenate([clean[:, :, None], anchor[0]], axis=2), 2.0, centred=True, unit="prompts")
+    if any(len(level.numerator) != len(known.numerator) for level in measured):  # units are images
+        return measured
+    return [without_common_noise(level, known) for level in measured]
 
 
 def _bootstrap(measured: Sequence[Moments], raw: Array, rng: np.random.Generator) -> Array:

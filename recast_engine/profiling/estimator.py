@@ -8,7 +8,7 @@ second moment of E[r | x_sigma] without plug-in bias.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 Unit = Literal["prompts", "images"]
 
 SMALLEST_MEAN = 1e-6  # of Z: floor of a mean over rollouts where a negative power or a logarithm needs one
+FEWEST_FOR_REGRESSION = 4  # prompts
 SMALLEST_Z = 1e-30  # the same for Z itself: a prompt where every optimality is 0 then counts with 0
 
 
@@ -141,6 +142,28 @@ def renyi_self_tilted(
     if not math.isfinite(value):
         raise InvalidArgument("clean, rollout: the optimality vanishes on (almost) all images")
     return Estimate(value, jackknife(found), found.prompts, found.images)
+
+
+def without_common_noise(level: Moments, anchor: Moments) -> Moments:
+    """``level`` without the noise it shares with ``anchor``, whose divergence is known to be 0.
+
+    From pure noise the rollout is independent of the image, so a prompt's covariance there, C_1 = S - U, is
+    noise of mean 0. Measured with the same random numbers as C_l, it is a control variate (Glasserman 2003,
+    section 4.1): C_l - beta C_1. For each prompt beta is the regression coefficient over all *other* prompts,
+    held to [0, 1]; being independent of the prompt's own C_1, it adds no bias. Prompts that the anchor lacks
+    stay as they are. alpha = 2.
+    """
+    both = level.usable & anchor.usable
+    if int(both.sum()) < FEWEST_FOR_REGRESSION:
+        return level
+    shared = (anchor.numerator - anchor.denominator)[both]
+    own = (level.numerator - level.denominator)[both]
+    cross, square = own * shared, shared**2
+    others = np.maximum(square.sum() - square, np.finfo(float).tiny)
+    beta = np.clip((cross.sum() - cross) / others, 0.0, 1.0)
+    numerator = level.numerator.copy()
+    numerator[both] -= beta * shared
+    return replace(level, numerator=numerator)
 
 
 def jackknife(found: Moments) -> float:

@@ -65,11 +65,11 @@ def test_the_estimate_is_counted_and_starts_nothing(service, request_, job_count
         "estimator": {"levels": 5, "prompts": 3, "images_per_prompt": 2, "rollouts": 2, "sampling_steps": 8}
     }
     estimate = service.client.post("/v1/profiles/estimate", json=body, headers=service.as_role("viewer"))
-    # Inner levels 1 - (3/4)^1.5, 1 - (1/2)^1.5, 1 - (1/4)^1.5 = 0.350, 0.646, 0.875: 3 + 6 + 7 steps.
-    # 6 images: 6 * (8 + 2 * 16) evaluations; 6 * (1 + 2 * 3) scored, by 5 rewards over 4 prompts.
+    # Levels 1 - (3/4)^1.5, 1 - (1/2)^1.5, 1 - (1/4)^1.5 = 0.350, 0.646, 0.875, and 1: 3 + 6 + 7 + 8 steps.
+    # 6 images: 6 * (8 + 2 * 24) evaluations; 6 * (1 + 2 * 4) scored, by 5 rewards over 4 prompts.
     assert estimate.json() == {
-        "model_evaluations": 240,
-        "reward_calls": 52,
+        "model_evaluations": 336,
+        "reward_calls": 68,
         "proposal_images": 0,
         "device_seconds": None,
         "basis": estimate.json()["basis"],
@@ -88,4 +88,4 @@ def test_past_jobs_tell_how_fast_they_are_here(client, request_, measured_profil
 def test_a_profile_takes_no_more_prompts_than_there_are():
     config = EstimatorConfig(levels=3, sampling_steps=2, prompts=100, images_per_prompt=2, rollouts=1)
     work = profile_work(config, ["clipscore"], [Prompt("a")] * 5)
-    assert (work.model_evaluations, work.reward_calls) == (10 * (2 + 2), 20)
+    assert (work.model_evaluations, work.reward_calls) == (10 * (2 + 2 + 2), 30)

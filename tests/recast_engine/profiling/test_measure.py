@@ -17,11 +17,8 @@ from recast_engine.errors import ConfigError, RewardFailure
 from recast_engine.observer import NullObserver, Stopped
 from recast_engine.profiling import Profile, measure, renyi_self_tilted
 from recast_engine.profiling.levels import noise_levels, rollout_steps
-from recast_engine.profiling.measure import (
-    choose_prompts,
-    image_seed,
-    measure_profile,
-)
+from recast_engine.profiling.measure import measure_profile
+from recast_engine.profiling.plan import choose_prompts, image_seed
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.base import Scores
 
@@ -127,16 +124,16 @@ def test_cost_and_progress_are_counted(backbone: Any, hermite: Any, config: Esti
         backbone, hermite([1, 2]), numbered(6, texts=2), config, seed=0, observer=listener, batch_size=10
     )
     images = 6 * 4
-    steps = sum(rollout_steps(sigma, 8) for sigma in noise_levels(5)[1:-1])
+    steps = sum(rollout_steps(sigma, 8) for sigma in noise_levels(5)[1:])
     assert profile.cost["model_evaluations"] == images * (8 + steps) == backbone.evaluations
-    assert profile.cost["reward_calls"] == (images + 2 * 4) * 4
+    assert profile.cost["reward_calls"] == (images + 2 * 4) * 5
     assert profile.cost["proposal_images"] == 0
     assert listener.costs["model_evaluations"] == profile.cost["model_evaluations"]
     assert listener.costs["reward_calls"] == profile.cost["reward_calls"]
     assert listener.costs["device_seconds"] == pytest.approx(profile.cost["device_seconds"])
-    assert listener.phases == [("profiling", images * 4)]
+    assert listener.phases == [("profiling", images * 5)]
     assert listener.done == sorted(listener.done)
-    assert listener.done[-1] == images * 4
+    assert listener.done[-1] == images * 5
 
 
 def test_batches_do_not_change_the_result(backbone: Any, hermite: Any, config: EstimatorConfig) -> None:
@@ -181,7 +178,8 @@ def test_any_image_can_be_drawn_again_alone(
     )
     place = prompt * 4 + image
     np.testing.assert_allclose(seen[0][place], clean.reshape(4), atol=1e-6)
-    np.testing.assert_allclose(seen[1 + level][place], rollout.reshape(4), atol=1e-6)
+    drawn = np.concatenate(seen[1:])  # level by level, in every level image by image
+    np.testing.assert_allclose(drawn[level * 24 + place], rollout.reshape(4), atol=1e-6)
 
 
 def test_profile_survives_json(backbone: Any, hermite: Any, config: EstimatorConfig) -> None:
@@ -241,7 +239,7 @@ def test_stopping_is_in_good_order(backbone: Any, hermite: Any, config: Estimato
     listener = Listener(stop_after=2)
     with pytest.raises(Stopped):
         measure_profile(backbone, hermite([1]), numbered(6), config, seed=0, observer=listener)
-    assert listener.done == [24, 48]
+    assert listener.done == [24, 24 + 64]
 
 
 def test_fewer_prompts_than_asked_for_are_all_used(
