@@ -31,7 +31,7 @@ def training_prompts() -> list[Prompt]:
 
 
 def pool(arguments: argparse.Namespace) -> None:
-    """Measure one image of every prompt after another, keep the raw scores in a folder, go on where stopped."""
+    """Measure one image of every prompt after another and keep the raw scores; goes on where it stopped."""
     arguments.folder.mkdir(parents=True, exist_ok=True)
     prompts = training_prompts()
     levels = flow_sigmas(arguments.steps, 1.0)[::-1] if arguments.dense else noise_levels(arguments.levels)

@@ -128,13 +128,13 @@ class _Measurement:
         self.backbone, self.scorer, self.prompts = backbone, scorer, prompts
         self.plan, self.work, self.observer, self.batch_size = plan, work, observer, batch_size
         self.cost: dict[str, float] = dict.fromkeys(COSTS, 0)
-        table = plan.table(work.images[1], max(work.rollouts), rounds=work.round + 1)
+        table = plan.table(work.columns[1], max(work.rollouts), rounds=work.round + 1)
         self.clean, self.rollouts, self.failed = table.clean, table.rollouts, table.failed
         self.proposals = table.proposals
 
     def run(self) -> ScoreTable:
         """Measure everything. Raises Stopped when the observer asks for it."""
-        self.observer.phase("profiling", self.plan.scored_images(self.work))
+        self.observer.phase("profiling", self.work.images)
         done = 0
         for rows in self.plan.groups(self.work):
             for count in self._group(rows):
@@ -150,7 +150,7 @@ class _Measurement:
         """Measure one prompt group; yields the number of images scored after each step."""
         with self._paid():
             conditioning = self._encode(rows)
-        images = list(itertools.product(range(len(rows)), range(*self.work.images)))
+        images = list(itertools.product(range(len(rows)), range(*self.work.columns)))
         parts: list[Tensor] = []
         for batch in _batches(images, self.batch_size):
             with self._paid():

@@ -18,9 +18,6 @@ from recast_engine.rewards.catalogue import reward_info
 
 Role = Literal["clean", "noise", "rollout"]
 
-ESTIMATOR_VERSION = 2
-"""Raised whenever the same config and seed would give other numbers."""
-
 GROUP_IMAGES = 32
 """Images of a prompt group: what is measured together by one worker, and never split."""
 
@@ -33,15 +30,25 @@ class Work:
         round: place among the plan's rounds, from 0.
         shard: place among the parts of the round, from 0.
         rows: prompts, as places in ``Plan.places``.
-        images: (first, stop) numbers of the images of each prompt.
+        columns: (first, stop) numbers of each prompt's clean images.
         rollouts: (L - 1,) rollouts of every image from each level above 0; the last is pure noise.
     """
 
     round: int
     shard: int
     rows: tuple[int, ...]
-    images: tuple[int, int]
+    columns: tuple[int, int]
     rollouts: tuple[int, ...]
+
+    @property
+    def clean_images(self) -> int:
+        """Clean images drawn."""
+        return len(self.rows) * (self.columns[1] - self.columns[0])
+
+    @property
+    def images(self) -> int:
+        """Images drawn and scored, rollouts included: the unit of progress."""
+        return self.clean_images * (1 + sum(self.rollouts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; ``from_dict`` inverts it."""
@@ -51,7 +58,7 @@ class Work:
     def from_dict(cls, data: Mapping[str, Any]) -> Work:
         """Read what ``to_dict`` wrote. Raises InvalidArgument when it is something else."""
         try:
-            first, stop = data["images"]
+            first, stop = data["columns"]
             return cls(
                 int(data["round"]),
                 int(data["shard"]),
@@ -141,7 +148,7 @@ class Plan:
 
     def groups(self, work: Work) -> list[tuple[int, ...]]:
         """``work.rows`` in the groups that are never split, so that batches never depend on the split."""
-        size = max(1, GROUP_IMAGES // (work.images[1] - work.images[0]))
+        size = max(1, GROUP_IMAGES // (work.columns[1] - work.columns[0]))
         kept = set(work.rows)
         groups = (range(start, start + size) for start in range(0, len(self.places), size))
         return [rows for group in groups if (rows := tuple(row for row in group if row in kept))]
@@ -153,20 +160,18 @@ class Plan:
         bounds = [len(groups) * part // parts for part in range(parts + 1)]
         return [
             Work(
-                work.round, part, sum(groups[bounds[part] : bounds[part + 1]], ()), work.images, work.rollouts
+                work.round,
+                part,
+                sum(groups[bounds[part] : bounds[part + 1]], ()),
+                work.columns,
+                work.rollouts,
             )
             for part in range(parts)
         ]
 
-    def scored_images(self, work: Work) -> int:
-        """Images drawn and scored for ``work``: the unit of progress."""
-        images = len(work.rows) * (work.images[1] - work.images[0])
-        return images * (1 + sum(work.rollouts))
-
     def model_evaluations(self, work: Work) -> int:
         """Velocities computed for ``work``."""
-        images = len(work.rows) * (work.images[1] - work.images[0])
-        return images * (self.estimator.sampling_steps + self.rollout_evaluations(work.rollouts))
+        return work.clean_images * (self.estimator.sampling_steps + self.rollout_evaluations(work.rollouts))
 
     def rollout_evaluations(self, rollouts: Sequence[int]) -> int:
         """Velocities computed for one image's rollouts, (L - 1,) from each level above 0."""
