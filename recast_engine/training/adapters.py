@@ -8,6 +8,7 @@ scale alpha / rank from; without it diffusers would assume a scale of 1.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from recast_engine.backbones.base import Backbone
@@ -210,6 +211,8 @@ def save_adapter(
 ) -> None:
     """Write adapter ``weights`` (as ``AdapterSet.state`` gives them) in the diffusers LoRA format.
 
+    The same weights and provenance give the same bytes.
+
     Args:
         provenance: further header entries (string to string).
     """
@@ -223,7 +226,20 @@ def save_adapter(
     }
     tensors = {PREFIX + name: value.detach().cpu().contiguous() for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata=metadata)
+    path.write_bytes(_header_sorted(save(tensors, metadata=metadata)))
+
+
+def _header_sorted(raw: bytes) -> bytes:
+    """The safetensors file ``raw`` with its header's entries in order of their names.
+
+    The library writes ``metadata`` in the order of a hash table, which differs between processes. Layout:
+    8 bytes little-endian header length, JSON header padded with spaces to a multiple of 8, then the tensors,
+    which the header addresses from where they begin.
+    """
+    (length,) = struct.unpack_from("<Q", raw)
+    header = json.dumps(json.loads(raw[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return b"".join((struct.pack("<Q", len(header)), header, memoryview(raw)[8 + length :]))
 
 
 def load_adapter(path: Path) -> AdapterFile:
