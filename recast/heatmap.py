@@ -1,9 +1,8 @@
-"""An allocation matrix as a picture: coloured cells in a terminal, or a PNG."""
+"""An allocation matrix as coloured cells in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,35 +64,6 @@ def terminal(allocation: dict[str, Any], width: int) -> Group:
 def show(console: Console, allocation: dict[str, Any]) -> None:
     """Print the matrix."""
     console.print(terminal(allocation, console.width))
-
-
-def png(allocation: dict[str, Any], target: Path) -> None:
-    """Draw the matrix, with numbers where they fit and the per-step demand below, into ``target``."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    matrix = np.asarray(allocation["matrix"], dtype=np.float64)
-    rows, steps = matrix.shape
-    figure = Figure(figsize=(max(6.0, 0.62 * steps + 2.4), 0.55 * rows + 3.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(rows, 2), 1.6])
-    image = above.imshow(matrix, aspect="auto", cmap="viridis", vmin=0.0, vmax=1.0)
-    names = [f"{reward}  ({allocation['budgets'][reward]:.3f})" for reward in allocation["rewards"]]
-    above.set_yticks(range(rows), names)
-    above.set_title(
-        f"Allocation ({allocation['method']}, temperature {allocation['temperature']:g}); budgets in brackets"
-    )
-    if steps <= 30:
-        for (row, step), value in np.ndenumerate(matrix):
-            colour = "white" if value < 0.6 else "black"
-            above.text(step, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    figure.colorbar(image, ax=above, label="weight")
-    below.bar(range(steps), allocation["diagnostics"]["demand"], color="#555577")
-    below.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    below.set(xlabel="step (1 is the noisiest)", ylabel="demand")
-    ticks = np.unique(np.linspace(0, steps - 1, min(steps, 25)).round().astype(int))
-    below.set_xticks(ticks, [str(tick + 1) for tick in ticks])
-    figure.savefig(target, dpi=140)
 
 
 def _layout(steps: int, width: int) -> tuple[int, int]:

@@ -200,10 +200,12 @@ class Run:
                 raise RecastError(f"reward {reward['id']} is not available here: {reward['reason']}")
 
     def _allocate(self, profile_id: str) -> dict[str, Any]:
+        from recast_engine.evaluation.heatmap import save_heatmap  # matplotlib is slow to import
+
         with self._phase("allocation", "Turning budgets into the allocation matrix"):
             allocation = self.client.create_allocation(self.plan.allocation_body(profile_id))
             self.client.download(f"/v1/allocations/{allocation['id']}.csv", self.target / "allocation.csv")
-            heatmap.png(allocation, self.target / "allocation.png")
+            save_heatmap(allocation, self.target / "allocation.png")
         heatmap.show(self.console, allocation)
         error = heatmap.budget_error(allocation)
         if error > heatmap.TOLERANCE:

@@ -53,7 +53,9 @@ def allocate(
 
 
 def _draw(allocation: dict[str, object], target: Path) -> None:
+    from recast_engine.evaluation.heatmap import save_heatmap  # matplotlib is slow to import
+
     try:
-        heatmap.png(allocation, target)
+        save_heatmap(allocation, target)
     except (OSError, ValueError) as error:
         raise RecastError(f"cannot draw {target}: {error}") from None

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from recast import heatmap
@@ -70,11 +68,3 @@ def test_budget_error_is_the_largest_miss() -> None:
     assert heatmap.budget_error(matrix) < heatmap.TOLERANCE
     matrix["matrix"][1][3] += 1e-3
     assert heatmap.budget_error(matrix) == pytest.approx(1e-4, rel=1e-3)
-
-
-@pytest.mark.parametrize("steps", [1, 10, 60])
-def test_the_png_is_a_picture(steps: int, tmp_path: Path) -> None:
-    heatmap.png(allocation(steps), tmp_path / "matrix.png")
-    with Image.open(tmp_path / "matrix.png") as image:
-        assert image.width > 500
-        assert len(image.convert("RGB").getcolors(1_000_000) or []) > 50
