@@ -1,4 +1,4 @@
-"""JSON bodies, read strictly: no coercion, no NaN, every offending field named at once."""
+"""JSON bodies, read strictly: no coercion, no NaN, no key twice, every offending field named at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from pydantic import TypeAdapter, ValidationError
 
 from api.refusals import FieldError, Invalid, Location, UnsupportedMediaType
+from recast_engine import strict_json
 
 T = TypeVar("T")
 
@@ -47,9 +48,13 @@ def parse(adapter: TypeAdapter[T], raw: bytes) -> T:
     if NUL_ESCAPE.search(raw):
         raise Invalid([FieldError(("body",), "text must not contain the NUL character")])
     try:
-        return adapter.validate_json(raw, strict=True)
+        value = adapter.validate_json(raw, strict=True)
+        strict_json.loads(raw)
     except ValidationError as error:
         raise Invalid(field_errors(error)) from None
+    except strict_json.RepeatedKey as error:
+        raise Invalid([FieldError(("body", error.key), str(error))]) from None
+    return value
 
 
 def field_errors(error: ValidationError) -> list[FieldError]:

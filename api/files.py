@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from api.refusals import RangeUnsatisfiable
 
 CHUNK = 256 * 1024
-_RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$")
+_RANGE = re.compile(r"^bytes=([0-9]{0,18})-([0-9]{0,18})$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

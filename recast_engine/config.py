@@ -242,7 +242,6 @@ class EvaluationConfig:
 
     ``model`` is the base model of all subjects; the service fills it in from them. ``objective`` (budgets
     over rewards) asks for the weighted training objective beside the single metrics.
-    over rewards) asks for the weighted training objective beside the single metrics.
     """
 
     subjects: Annotated[tuple[Subject, ...], Field(min_length=1, max_length=32)]
@@ -264,6 +263,8 @@ class EvaluationConfig:
             raise ValueError("labels of subjects must differ")
         if self.baseline not in labels:
             raise ValueError(f"baseline {self.baseline!r} is not the label of a subject")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("seeds must differ: the same images twice are no further evidence")
         return self
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from recast_engine import strict_json
+
 MAX_PROMPT_CHARACTERS = 4000
 
 
@@ -94,7 +96,7 @@ class _Line(BaseModel):
 def _parse_line(line: str) -> Prompt:
     if not line.lstrip().startswith("{"):
         return _Line(prompt=line.strip()).to_prompt()
-    return _Line.model_validate(json.loads(line)).to_prompt()
+    return _Line.model_validate(strict_json.loads(line)).to_prompt()
 
 
 def parse_prompts(content: str) -> list[Prompt]:
@@ -118,6 +120,8 @@ def parse_prompts(content: str) -> list[Prompt]:
             problems.append((number, f"{where}: {first['msg']}"))
         except RecursionError:
             problems.append((number, "not valid JSON: nested too deeply"))
+        except strict_json.RepeatedKey as error:
+            problems.append((number, str(error)))
         except ValueError:  # an integer of thousands of digits, which Python refuses to read
             problems.append((number, "not valid JSON: a number is too long"))
     if problems:

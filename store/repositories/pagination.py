@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, tuple_
@@ -48,8 +48,8 @@ def _decode(cursor: str) -> tuple[datetime, str]:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         created_at, row_id = text.split("|")
         moment = datetime.fromisoformat(created_at)
-    except (binascii.Error, ValueError):
+        if moment.tzinfo is None or "\0" in row_id:
+            raise ValueError("a time without its zone, or text that PostgreSQL cannot hold")
+        return moment.astimezone(UTC), row_id
+    except (binascii.Error, ValueError, OverflowError):  # the last: years 1 and 9999, at the edge of a zone
         raise InvalidCursor("cursor does not come from this list") from None
-    if moment.tzinfo is None or "\0" in row_id:
-        raise InvalidCursor("cursor does not come from this list")
-    return moment, row_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 
@@ -271,6 +272,34 @@ def test_bad_queries_are_refused(client):
         "/v1/adapters/adapt_x/download?format=pickle",
     ):
         refused(client.get(path))
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+@pytest.mark.parametrize("kind", ["jobs", "allocations", "adapters", "prompt-sets"])
+def test_a_cursor_at_the_end_of_the_calendar_is_refused(client, kind, moment):
+    cursor = base64.urlsafe_b64encode(f"{moment}|x".encode()).decode()
+    assert refused(client.get(f"/v1/{kind}?cursor={cursor}"))["type"].endswith("invalid-cursor")
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "key"),
+    [
+        ("/v1/trainings", '{{"seed": 1, {training}, "seed": 2}}', "seed"),
+        (
+            "/v1/allocations",
+            '{{"gains": {{"ocr": [1, 2]}}, "budgets": {{"ocr": 1, "ocr": 2}}, "steps": 2}}',
+            "ocr",
+        ),
+    ],
+)
+def test_a_key_given_twice_is_refused(client, training, job_count, path, content, key):
+    body = json.dumps({name: value for name, value in training.items() if name != "seed"})[1:-1]
+    content = content.format(training=body)
+    problem = refused(client.post(path, content=content, headers={"Content-Type": "application/json"}))
+    assert fields(problem) == {f"body.{key}"}
+    assert "twice" in problem["detail"]
+    assert job_count() == 0
+    assert client.get("/v1/allocations").json()["data"] == []
 
 
 def test_unknown_paths_and_methods_are_problems(client):

@@ -90,3 +90,5 @@ def test_an_evaluation_needs_a_baseline_among_distinct_labels():
         load(EvaluationConfig, evaluation(subjects=[{"label": "base", "base_model": "miniature"}] * 2))
     with pytest.raises(ValidationError, match="exactly one of adapter and base_model"):
         load(EvaluationConfig, evaluation(subjects=[{"label": "base"}]))
+    with pytest.raises(ValidationError, match="seeds must differ"):
+        load(EvaluationConfig, evaluation(seeds=[0, 1, 0]))

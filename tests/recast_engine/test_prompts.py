@@ -36,6 +36,8 @@ def test_dump_is_inverted_by_parse_and_hash_ignores_formatting():
         ('{"prompt": "x", "include": [{"class": "a", "count": 0}]}', "include.0.count"),
         ('{"prompt": "x", "include": [{"class": "a", "count": 1, "position": ["above", 3]}]}', "position"),
         ('{"text": "GO"}', "prompt"),
+        ('{"prompt": "x", "prompt": "y"}', "'prompt' is given twice"),
+        ('{"prompt": "x", "include": [{"class": "a", "count": 1, "count": 2}]}', "'count' is given twice"),
         ("{" * 5000, "not valid JSON"),
         ("x" * 5000, "prompt"),
     ],
