@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from recast_engine import progress_bars
 from recast_engine.backbones.base import Conditioning
 from recast_engine.backbones.catalogue import FAMILIES, Family
 from recast_engine.errors import ConfigError, InvalidArgument
@@ -91,7 +92,8 @@ class PipelineBackbone:
         """
         load: Any = cls.pipeline_class.from_pretrained
         absent = cls._absent_parts(str(source), revision)
-        pipeline = load(str(source), revision=revision, torch_dtype=dtype, local_files_only=True, **absent)
+        with progress_bars.hidden():
+            pipeline = load(str(source), revision=revision, dtype=dtype, local_files_only=True, **absent)
         pipeline.set_progress_bar_config(disable=True)
         return cls(pipeline, id=id, resolution=resolution, device=device, **options)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -172,6 +173,8 @@ def pipeline(flow: Flow, vae: AutoencoderKL, shift: float = SHIFT) -> StableDiff
 
 def load_pipeline(folder: Path) -> StableDiffusion3Pipeline:
     """A saved pipeline in float32. diffusers wants the absent third encoder named explicitly."""
-    # `torch_dtype` and `dtype` each warn or fail in some supported version; converting works in all.
-    loaded = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
-    return loaded.to(torch.float32)
+    load: Any = StableDiffusion3Pipeline.from_pretrained
+    pipeline: StableDiffusion3Pipeline = load(
+        folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
+    )
+    return pipeline

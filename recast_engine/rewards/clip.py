@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from recast_engine import progress_bars
 from recast_engine.errors import WeightsUnavailable
 
 BATCH = 64
-"""Images or texts embedded at once."""
+"""Images embedded at once."""
 CACHED_TEXTS = 50_000
 """Text embeddings kept; the cache starts again beyond that."""
 
@@ -46,9 +47,10 @@ class ClipEmbedder:
 
         where: dict[str, Any] = {"revision": revision, "local_files_only": True}
         try:
-            model = CLIPModel.from_pretrained(
-                source, **where, dtype=_precision(device), use_safetensors=True, trust_remote_code=False
-            )
+            with progress_bars.hidden():
+                model = CLIPModel.from_pretrained(
+                    source, **where, dtype=_precision(device), use_safetensors=True, trust_remote_code=False
+                )
             image_processor = CLIPImageProcessorPil.from_pretrained(source, **where)
             tokenizer = CLIPTokenizer.from_pretrained(source, **where)
         except (OSError, ValueError) as error:
@@ -81,21 +83,26 @@ class ClipEmbedder:
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """Unit embeddings (N, D) float32 on the CPU of ``texts``; each text is encoded once and kept."""
+        """Unit embeddings (N, D) float32 on the CPU of ``texts``; each text is encoded once and kept.
+
+        Each is encoded alone, so that its embedding depends, to the last bit, on nothing asked before.
+        """
         if len(self._texts) > CACHED_TEXTS:
             self._texts.clear()
-        new = [text for text in dict.fromkeys(texts) if text not in self._texts]
-        for start in range(0, len(new), BATCH):
-            chunk = new[start : start + BATCH]
-            tokens = self._tokenizer(
-                chunk, padding="max_length", max_length=self._context, truncation=True, return_tensors="pt"
-            )
-            features = self.model.get_text_features(
-                input_ids=tokens["input_ids"].to(self._device),
-                attention_mask=tokens["attention_mask"].to(self._device),
-            )
-            self._texts.update(zip(chunk, _unit(features), strict=True))
+        for text in dict.fromkeys(texts):
+            if text not in self._texts:
+                self._texts[text] = self._embed(text)
         return torch.stack([self._texts[text] for text in texts])
+
+    def _embed(self, text: str) -> Tensor:
+        tokens = self._tokenizer(
+            [text], padding="max_length", max_length=self._context, truncation=True, return_tensors="pt"
+        )
+        features = self.model.get_text_features(
+            input_ids=tokens["input_ids"].to(self._device),
+            attention_mask=tokens["attention_mask"].to(self._device),
+        )
+        return _unit(features)[0]
 
     def cosines(self, images: NDArray[np.uint8], texts: Sequence[str]) -> NDArray[np.float64]:
         """Cosine (N,) of each image with its text."""

@@ -18,7 +18,7 @@ def main(request_path: str, output_path: str) -> None:
         request = json.load(file)
     torch.set_num_threads(1)
     pipeline = StableDiffusion3Pipeline.from_pretrained(
-        request["pipeline"], text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
+        request["pipeline"], text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
     )
     pipeline.load_lora_weights(request["adapter"])
     pipeline.set_progress_bar_config(disable=True)

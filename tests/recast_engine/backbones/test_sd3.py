@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from diffusers.utils import logging
 
 from recast_engine.backbones import pipeline
 from recast_engine.backbones.catalogue import flow_sigmas
+from recast_engine.backbones.load import load_backbone
 from recast_engine.backbones.sampling import initial_noise, sample
 from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.errors import InvalidArgument
@@ -26,7 +29,7 @@ def backbone(tiny_pipeline: Path) -> SD3Backbone:
 @pytest.fixture(scope="module")
 def plain(tiny_pipeline: Path) -> StableDiffusion3Pipeline:
     pipeline = StableDiffusion3Pipeline.from_pretrained(
-        tiny_pipeline, text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
+        tiny_pipeline, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -49,6 +52,28 @@ def test_encoding_is_the_pipelines(backbone: SD3Backbone, plain: StableDiffusion
         )
         assert torch.equal(conditioning.embeds[row], embeds[0])
         assert torch.equal(conditioning.pooled[row], pooled[0])
+
+
+def test_the_bits_of_an_encoding_do_not_depend_on_what_else_is_encoded() -> None:
+    """With a model large enough for kernels to differ by batch: the miniature, whose pooled row did."""
+    prompts = [f"{count} {color} squares" for count in ("two", "four") for color in ("red", "blue", "green")]
+    together = load_backbone("miniature").encode_prompts(prompts)
+    alone = load_backbone("miniature")
+    for row, prompt in reversed(list(enumerate(prompts))):
+        encoded = alone.encode_prompts([prompt])
+        assert torch.equal(encoded.embeds[0], together.embeds[row])
+        assert torch.equal(encoded.pooled[0], together.pooled[row])
+
+
+def test_loading_is_quiet_and_leaves_the_bars_of_others(
+    tiny_pipeline: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert logging.is_progress_bar_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        SD3Backbone.from_pretrained(tiny_pipeline, id="tiny")
+    assert "Loading" not in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled()
 
 
 def test_prompts_are_encoded_once_and_the_cache_is_bounded(
