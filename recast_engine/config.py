@@ -18,6 +18,8 @@ MAX_STEPS = 1000
 MAX_PROMPTS = 20_000
 MAX_STAGES = 8
 MAX_SHARDS = 64
+MAX_FAILED_SHARE = 0.2
+"""A reward that fails on more than this share of the images it applies to ends the job."""
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -93,10 +93,15 @@ class _Line(BaseModel):
         return Prompt(self.prompt, self.text, clauses(self.include), clauses(self.exclude), self.tag)
 
 
+def prompt_from_json(data: Any) -> Prompt:
+    """One prompt from its JSON object. Raises ``pydantic.ValidationError`` naming the field."""
+    return _Line.model_validate(data).to_prompt()
+
+
 def _parse_line(line: str) -> Prompt:
     if not line.lstrip().startswith("{"):
         return _Line(prompt=line.strip()).to_prompt()
-    return _Line.model_validate(strict_json.loads(line)).to_prompt()
+    return prompt_from_json(strict_json.loads(line))
 
 
 def parse_prompts(content: str) -> list[Prompt]:

@@ -39,11 +39,14 @@ class RewardView(BaseModel):
 
     id: str = Field(examples=["ocr"])
     objective: str = Field(examples=["text_accuracy"])
-    range: tuple[float, float]
+    summary: str = Field(description="what the score is")
+    range: tuple[float, float] = Field(description="lowest and highest score it is meant to give")
     higher_is_better: bool
     needs_metadata: list[str] = Field(description="prompt fields without which it cannot score")
     role: Literal["training", "held_out", "both"]
     licence: str
+    memory_gib: float = Field(description="device memory of its full-size weights; 0: none to speak of")
+    weights: str | None = Field(description="where its full-size weights come from")
     available: bool = Field(description="whether it can score images of an available model")
     available_for: list[str] = Field(description="the models whose images it can score here")
     reason: str | None = Field(description="why it is not available, and how to make it so")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from api.catalogue.schemas import ModelView, RewardView
 from api.refusals import FieldError, Invalid, Location, invalid
@@ -11,7 +11,8 @@ from recast_engine.backbones.catalogue import ModelInfo
 from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
 from recast_engine.rewards import catalogue as rewards_catalogue
-from recast_engine.rewards.catalogue import REWARDS, RewardInfo, usable_prompts
+from recast_engine.rewards.catalogue import REWARDS, usable_prompts
+from recast_engine.rewards.info import RewardInfo
 
 
 def models() -> list[ModelView]:
@@ -112,18 +113,23 @@ def _model_view(info: ModelInfo) -> ModelView:
     )
 
 
-def _reward_view(info: RewardInfo, considered: Iterable[ModelInfo]) -> RewardView:
+def _reward_view(info: RewardInfo, considered: Collection[ModelInfo]) -> RewardView:
     reasons = {model.id: model.missing() or info.missing(model.reward_world) for model in considered}
     usable = [model for model, reason in reasons.items() if reason is None]
+    own = [info.missing(model.reward_world) for model in considered if model.reward_world in info.worlds]
+    remedies = [reason for reason in (*own, *reasons.values()) if reason is not None]
     return RewardView(
         id=info.id,
         objective=info.objective,
+        summary=info.summary,
         range=info.range,
         higher_is_better=info.higher_is_better,
         needs_metadata=list(info.needs_metadata),
         role=info.role,
         licence=info.licence,
+        memory_gib=info.memory_gib,
+        weights=info.weights,
         available=bool(usable),
         available_for=usable,
-        reason=None if usable else next(iter(reasons.values())),
+        reason=None if usable else remedies[0],
     )

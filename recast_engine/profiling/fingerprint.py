@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from typing import Any
 
-from recast_engine import miniature
-from recast_engine.backbones.catalogue import RewardWorld, model_info
+from recast_engine.backbones.catalogue import model_info
 from recast_engine.config import ProfileConfig, dump
 from recast_engine.errors import ConfigError
-from recast_engine.rewards.catalogue import RewardInfo, reward_info
+from recast_engine.rewards.catalogue import reward_info
 from recast_engine.weights import weights_identity
 
 ESTIMATOR_VERSION = 2
@@ -36,22 +34,10 @@ def profile_fingerprint(config: ProfileConfig, adapter_sha256: str | None) -> st
         "version": ESTIMATOR_VERSION,
         "model": [model.id, weights_identity(model.source, model.revision, "model_index.json")],
         "adapter": adapter_sha256,
-        "rewards": {name: _reward_identity(reward_info(name), model.reward_world) for name in config.rewards},
+        "rewards": {name: reward_info(name).identity(model.reward_world) for name in config.rewards},
         "prompt_set": config.prompt_set_sha256,
         "estimator": dump(config.estimator),
         "seed": config.seed,
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _reward_identity(info: RewardInfo, world: RewardWorld) -> dict[str, str]:
-    """The weights that score images of ``world``, and the versions of packages that bring their own."""
-    identity = {module: importlib.metadata.version(module) for module in info.modules}
-    if info.public_source is None:
-        return identity
-    if world == "miniature":
-        source, revision = str(miniature.reward_weights(info.id)), None
-    else:
-        source, revision = info.public_source, info.public_revision
-    return {**identity, "weights": weights_identity(source, revision, "config.json")}

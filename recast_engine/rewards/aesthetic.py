@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from recast_engine import miniature
+from recast_engine.backbones.catalogue import RewardWorld
 from recast_engine.errors import WeightsUnavailable
 from recast_engine.prompts import Prompt
-from recast_engine.rewards.clip import ClipEmbedder
+from recast_engine.rewards.clip import OPENAI_CLIP_L, ClipEmbedder
+from recast_engine.rewards.settings import weights_folder
 
 HEAD = "head.safetensors"
 
@@ -31,7 +34,7 @@ class Aesthetic:
 
     @classmethod
     def load(cls, embedder: ClipEmbedder, folder: Path) -> Aesthetic:
-        """Read the head beside the embedder's weights. Raises WeightsUnavailable when it is not there."""
+        """Read the head in ``folder``. Raises WeightsUnavailable when it is not there."""
         path = folder / HEAD
         if not path.is_file():
             raise WeightsUnavailable(f"{HEAD} of the aesthetic reward is missing")
@@ -45,3 +48,12 @@ class Aesthetic:
             self._embedder.images(images).double() @ self._weight + self._bias
         ).numpy()
         return scores
+
+
+def load(world: RewardWorld, device: str) -> Aesthetic:
+    """OpenAI's CLIP ViT-L/14 with the converted head. Raises WeightsUnavailable."""
+    embedder = ClipEmbedder.load_for("aesthetic", world, device, OPENAI_CLIP_L)
+    public = world == "public"
+    return Aesthetic.load(
+        embedder, weights_folder("aesthetic") if public else miniature.reward_weights("aesthetic")
+    )

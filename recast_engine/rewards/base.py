@@ -9,7 +9,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recast_engine.errors import RewardFailure
 from recast_engine.prompts import Prompt
+
+
+class PartialFailure(RewardFailure):
+    """Some images of a batch could not be scored: ``values`` (N,) has NaN for them, the text says why."""
+
+    def __init__(self, values: NDArray[np.float64], reason: str):
+        super().__init__(reason)
+        self.values = values
+
+    def __reduce__(self) -> tuple[type[PartialFailure], tuple[NDArray[np.float64], str]]:
+        return type(self), (self.values, str(self))
 
 
 class Reward(Protocol):
@@ -20,7 +32,9 @@ class Reward(Protocol):
     def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
         """Scores of ``images`` (N, H, W, 3) against ``prompts`` (N): (N,) float64, NaN where scoring failed.
 
-        Only called with prompts that carry the metadata the reward needs.
+        Only called with prompts that carry the metadata the reward needs, and never twice at the same time.
+        May have an attribute ``lane``: "device" (the default; takes turns on the device), "cpu", or "remote"
+        (waits for another machine). Rewards of different lanes work side by side.
         """
 
 
@@ -33,12 +47,14 @@ class Scores:
         values: (R, N) float64; NaN where the reward does not apply or failed.
         applicable: (R, N) bool; False where the prompt lacks the metadata that the reward needs.
         seconds: (R,) wall seconds per reward.
+        errors: R texts: why scores of a reward failed, "" where none did; empty where nobody kept them.
     """
 
     rewards: tuple[str, ...]
     values: NDArray[np.float64]
     applicable: NDArray[np.bool_]
     seconds: NDArray[np.float64]
+    errors: tuple[str, ...] = ()
 
     @property
     def failed(self) -> NDArray[np.bool_]:

@@ -1,91 +1,137 @@
-"""The rewards this installation knows, without loading torch."""
+"""The rewards this installation knows, without loading torch.
+
+Three kinds stand side by side: built-in ones, HTTP rewards of the operator's file, and plug-ins of installed
+packages.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
 
-from recast_engine import miniature
 from recast_engine.backbones.catalogue import RewardWorld, models
 from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
+from recast_engine.rewards import http_config, plugins
+from recast_engine.rewards.info import (
+    AnyOf,
+    Converted,
+    HubSnapshot,
+    MiniatureWeights,
+    Packages,
+    Requirement,
+    RewardInfo,
+    Setting,
+)
+from recast_engine.rewards.settings import RewardsFile, read_rewards_file
 
-Role = Literal["training", "held_out", "both"]
+logger = logging.getLogger(__name__)
+
+OPENAI_CLIP_L = HubSnapshot("openai/clip-vit-large-patch14")
+MASK2FORMER = HubSnapshot("facebook/mask2former-swin-small-coco-instance")
+AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth of christophschuhmann/improved-aesthetic-predictor"
 
 
-@dataclass(frozen=True)
-class RewardInfo:
-    """A catalogue entry.
+def _loader(name: str) -> str:
+    return f"recast_engine.rewards.{name}:load"
 
-    ``summary`` says what the score is, for people. ``public_source`` is the hub repository of the full-size
-    checkpoint, if it has one; ``public_gap`` says why full-size images cannot be scored yet, whatever is
-    installed.
+
+def _weights(reward: str, *public: Requirement) -> dict[RewardWorld, tuple[Requirement, ...]]:
+    return {"miniature": (MiniatureWeights(reward),), "public": public}
+
+
+BUILT_IN: tuple[RewardInfo, ...] = (
+    RewardInfo(
+        "clipscore", "prompt_fidelity", "cosine of image and prompt under CLIP",
+        (-1.0, 1.0), "training", "MIT", _loader("clipscore"),
+        memory_gib=0.9, weights=OPENAI_CLIP_L.repository,
+        requires=_weights("clipscore", OPENAI_CLIP_L),
+    ),
+    RewardInfo(
+        "hpsv2", "appearance", "human preference: cosine under a CLIP tuned on choices",
+        (-1.0, 1.0), "training", "Apache-2.0", _loader("hpsv2"),
+        memory_gib=2.0, weights="xswu/HPSv2",
+        requires=_weights("hpsv2", Converted("hpsv2", "HPS_v2.1_compressed.pt of xswu/HPSv2")),
+    ),
+    RewardInfo(
+        "pickscore", "appearance", "human preference: logit of a CLIP tuned on choices",
+        (-100.0, 100.0), "training", "MIT", _loader("pickscore"),
+        memory_gib=2.0, weights="yuvalkirstain/PickScore_v1",
+        requires=_weights("pickscore", HubSnapshot("yuvalkirstain/PickScore_v1")),
+    ),
+    RewardInfo(
+        "geneval", "composition",
+        "share of the prompt's objects, counts, colours and positions that are right",
+        (0.0, 1.0), "training", "MIT", _loader("geneval"), needs_metadata=("include",),
+        memory_gib=1.8, weights=MASK2FORMER.repository,
+        requires={"public": (AnyOf((MASK2FORMER, Converted("geneval", "the snapshot"))), OPENAI_CLIP_L)},
+    ),
+    RewardInfo(
+        "ocr", "text_accuracy", "share of the wanted letters that can be read",
+        (0.0, 1.0), "training", "Apache-2.0", _loader("ocr"), needs_metadata=("text",),
+        requires=dict.fromkeys(
+            ("miniature", "public"), (Packages(("rapidocr", "onnxruntime")),)
+        ),
+    ),
+    RewardInfo(
+        "aesthetic", "appearance", "quality of the image alone, 0 to 10",
+        (0.0, 10.0), "held_out", "MIT", _loader("aesthetic"),
+        memory_gib=0.9, weights=OPENAI_CLIP_L.repository,
+        requires=_weights(
+            "aesthetic",
+            OPENAI_CLIP_L,
+            Converted("aesthetic", AESTHETIC_HEAD, "head.safetensors"),
+        ),
+    ),
+    RewardInfo(
+        "imagereward", "appearance", "human preference by BLIP, standardised: about -2 to 2",
+        (-3.0, 3.0), "held_out", "Apache-2.0", _loader("imagereward"), worlds=("public",),
+        memory_gib=2.0, weights="THUDM/ImageReward",
+        requires={"public": (Converted("imagereward", "ImageReward.pt of THUDM/ImageReward"),)},
+    ),
+    RewardInfo(
+        "unifiedreward", "appearance", "a vision-language model's overall score, 1 to 5",
+        (1.0, 5.0), "held_out", "MIT", _loader("unifiedreward"), worlds=("public",),
+        weights="an endpoint that serves CodeGoat24/UnifiedReward-qwen-7b",
+        requires={
+            "public": (
+                Setting("RECAST_UNIFIEDREWARD_URL", "an OpenAI-compatible endpoint, such as http://host:8080/v1"),
+            )
+        },
+    ),
+    RewardInfo(
+        "jpeg_size", "compressibility", "minus the kilobytes of the image as JPEG: for debugging",
+        (-1000.0, 0.0), "both", "Apache-2.0", _loader("jpeg_size"),
+    ),
+)  # fmt: skip
+
+
+def build(file: RewardsFile, found: Iterable[RewardInfo]) -> dict[str, RewardInfo]:
+    """The catalogue: built-in rewards, those of ``file``, and plug-ins ``found``, by id.
+
+    Raises:
+        ConfigError: ``file`` gives options to an unknown reward, or an HTTP reward a built-in's id.
     """
-
-    id: str
-    objective: str
-    summary: str
-    range: tuple[float, float]
-    role: Role
-    licence: str
-    needs_metadata: tuple[str, ...] = ()
-    higher_is_better: bool = True
-    public_source: str | None = None
-    public_revision: str | None = None
-    public_gap: str | None = None
-    modules: tuple[str, ...] = field(default=())  # packages of the `rewards` extra it needs
-
-    def missing(self, world: RewardWorld) -> str | None:
-        """Why it cannot score images of ``world``, with the remedy; None when it can."""
-        if world == "public" and self.public_gap is not None:
-            return self.public_gap
-        absent = [name for name in self.modules if importlib.util.find_spec(name) is None]
-        if absent:
-            return f"needs the package {', '.join(absent)}: pip install 'recast[rewards]'"
-        if self.public_source is None:
-            return None
-        if world == "miniature":
-            folder = miniature.reward_weights(self.id)
-            return None if folder.is_dir() else f"{folder.name}: run python -m recast_engine.miniature.build"
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(self.public_source, "config.json", revision=self.public_revision)
-        if isinstance(cached, str):
-            return None
-        return f"weights are not in the local cache: run hf download {self.public_source}"
+    rewards = {info.id: info for info in BUILT_IN}
+    for id, table in file.http.items():
+        if id in rewards:
+            raise ConfigError(f"http.{id}: that is a built-in reward; give yours another name")
+        rewards[id] = http_config.info(id, table)
+    for info in found:
+        if info.id in rewards:
+            logger.error("plug-in reward %s is left out: another reward has that id", info.id)
+        else:
+            rewards[info.id] = info
+    if unknown := sorted(set(file.options) - set(rewards)):
+        raise ConfigError(f"options.{unknown[0]}: no such reward; known: {', '.join(sorted(rewards))}")
+    for id, options in file.options.items():
+        rewards[id] = replace(rewards[id], options=dict(options))
+    return rewards
 
 
-REWARDS: dict[str, RewardInfo] = {
-    info.id: info
-    for info in (
-        RewardInfo("clipscore", "prompt_fidelity", "cosine of image and prompt under CLIP",
-                   (-1.0, 1.0), "training", "MIT",
-                   public_source="openai/clip-vit-large-patch14", public_revision="main"),
-        RewardInfo("hpsv2", "appearance", "human preference: cosine under a CLIP tuned on choices",
-                   (-1.0, 1.0), "training", "Apache-2.0",
-                   public_source="xswu/HPSv2", public_revision="main",
-                   public_gap="the published checkpoint is a pickle, which is never loaded; its conversion"
-                   " to safetensors is not available yet"),
-        RewardInfo("pickscore", "appearance", "human preference: logit of a CLIP tuned on choices",
-                   (-100.0, 100.0), "training", "MIT",
-                   public_source="yuvalkirstain/PickScore_v1", public_revision="main"),
-        RewardInfo("geneval", "composition",
-                   "share of the prompt's objects, counts, colours and positions that are right",
-                   (0.0, 1.0), "training", "MIT", needs_metadata=("include",),
-                   public_gap="an object detector for full-size images is not available yet"),
-        RewardInfo("ocr", "text_accuracy", "share of the wanted letters that can be read",
-                   (0.0, 1.0), "training", "Apache-2.0", needs_metadata=("text",),
-                   modules=("rapidocr", "onnxruntime")),
-        RewardInfo("aesthetic", "appearance", "quality of the image alone, 0 to 10",
-                   (0.0, 10.0), "held_out", "MIT",
-                   public_source="openai/clip-vit-large-patch14", public_revision="main",
-                   public_gap="the published linear head is a pickle, which is never loaded; its conversion"
-                   " to safetensors is not available yet"),
-    )
-}  # fmt: skip
+REWARDS: dict[str, RewardInfo] = build(read_rewards_file(), plugins.discover())
 
 
 def reward_info(reward: str) -> RewardInfo:

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from recast_engine import progress_bars
+from recast_engine import miniature, progress_bars
+from recast_engine.backbones.catalogue import RewardWorld
 from recast_engine.errors import WeightsUnavailable
 
+OPENAI_CLIP_L = "openai/clip-vit-large-patch14"
+"""The CLIP of CLIPScore, of the aesthetic head and of GenEval's colours."""
 BATCH = 64
 """Images embedded at once."""
 CACHED_TEXTS = 50_000
@@ -36,11 +39,14 @@ class ClipEmbedder:
         self._texts: dict[str, Tensor] = {}
 
     @classmethod
-    def load(cls, source: str | Path, *, revision: str | None = None, device: str = "cpu") -> ClipEmbedder:
+    def load(
+        cls, source: str | Path, *, revision: str | None = None, device: str = "cpu", remedy: str = ""
+    ) -> ClipEmbedder:
         """Load a folder or a hub repository that is in the local cache; safetensors only, no download.
 
         Raises:
-            WeightsUnavailable: the folder or the cached snapshot is missing or incomplete.
+            WeightsUnavailable: the folder or the cached snapshot is missing or incomplete; the text ends
+                with ``remedy``.
         """
         from transformers import CLIPModel, CLIPTokenizer
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -53,15 +59,22 @@ class ClipEmbedder:
                 )
             image_processor = CLIPImageProcessorPil.from_pretrained(source, **where)
             tokenizer = CLIPTokenizer.from_pretrained(source, **where)
+            if len(tokenizer) < model.config.text_config.vocab_size:  # made empty where its files are missing
+                raise OSError("the tokenizer is missing or another model's")
         except (OSError, ValueError) as error:
-            remedy = f"run hf download {source}"
-            if isinstance(source, Path):
-                remedy = "run python -m recast_engine.miniature.build"
-            name = Path(source).name
             raise WeightsUnavailable(
-                f"weights of {name} are incomplete ({type(error).__name__}): {remedy}"
+                f"weights of {Path(source).name} are incomplete ({type(error).__name__}): "
+                f"{remedy or f'run hf download {source}'}"
             ) from error
         return cls(model, image_processor, tokenizer, device=device)
+
+    @classmethod
+    def load_for(cls, reward: str, world: RewardWorld, device: str, repository: str) -> ClipEmbedder:
+        """The packaged judge ``reward`` of the miniature's world, or the public checkpoint ``repository``."""
+        if world == "miniature":
+            folder = miniature.reward_weights(reward)
+            return cls.load(folder, device=device, remedy="run python -m recast_engine.miniature.build")
+        return cls.load(repository, revision="main", device=device)
 
     @property
     def logit_scale(self) -> float:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recast_engine.backbones.catalogue import RewardWorld
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.detection import Box, Detection, Detector
 
@@ -137,20 +138,39 @@ def judge(detections: Sequence[Detection], prompt: Prompt, rules: Rules | None =
 
 
 class GenEval:
-    """The soft GenEval score as a reward."""
+    """The soft GenEval score as a reward; with ``strict`` 1 where every condition is met, and else 0."""
 
     id = "geneval"
 
-    def __init__(self, detector: Detector, rules: Rules | None = None):
+    def __init__(self, detector: Detector, rules: Rules | None = None, *, strict: bool = False):
         self._detector = detector
         self._rules = rules or Rules()
+        self._strict = strict
 
     def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
-        """Soft scores (N,) in [0, 1]; NaN, logged, where detector or metadata failed on an image."""
+        """Scores (N,) in [0, 1]; NaN, logged, where detector or metadata failed on an image."""
         scores = np.full(len(images), np.nan)
         for index, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
             try:
-                scores[index] = judge(self._detector(image), prompt, self._rules).soft
+                verdict = judge(self._detector(image), prompt, self._rules)
+                scores[index] = float(verdict.strict) if self._strict else verdict.soft
             except Exception as error:
                 logger.warning("geneval failed on an image: %s", type(error).__name__, exc_info=True)
         return scores
+
+
+def load(world: RewardWorld, device: str, *, strict: bool = False) -> GenEval:
+    """With the detector of the world; ``[options.geneval] strict = true`` asks for GenEval's own verdict.
+
+    Raises:
+        WeightsUnavailable: the detector's weights or CLIP's are not there.
+    """
+    if world == "miniature":
+        from recast_engine.miniature.detector import MiniatureDetector
+
+        # GenEval asks for 0.9 when counting because its detector reports one object several times. The
+        # miniature's does not, and its confidence measures how crisp a shape is.
+        return GenEval(MiniatureDetector(), Rules(counting_threshold=Rules.threshold), strict=strict)
+    from recast_engine.rewards.mask2former import Mask2FormerDetector
+
+    return GenEval(Mask2FormerDetector.load(device), strict=strict)

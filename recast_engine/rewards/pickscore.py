@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from recast_engine.backbones.catalogue import RewardWorld
+from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.clip import ClipEmbedder
 
@@ -15,7 +17,8 @@ class PickScore:
     """The preference model's logit: its learned scale (at most 100) times the cosine.
 
     ``divisor`` brings the published checkpoint's logits near 1 (26 in Flow-GRPO); a constant factor
-    changes no advantage, so the default leaves the logit as it is.
+    changes no advantage, so the default leaves the logit as it is. The operator's file sets it:
+    ``[options.pickscore]`` ``divisor = 26``.
     """
 
     id = "pickscore"
@@ -27,3 +30,11 @@ class PickScore:
     def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
         """Logits (N,) of ``images`` (N, H, W, 3) with ``prompts`` (N)."""
         return self._factor * self._embedder.cosines(images, [prompt.prompt for prompt in prompts])
+
+
+def load(world: RewardWorld, device: str, *, divisor: float = 1.0) -> PickScore:
+    """With the published weights. Raises WeightsUnavailable, ConfigError for a bad divisor."""
+    if not divisor > 0:
+        raise ConfigError(f"options.pickscore.divisor must be positive, got {divisor}")
+    embedder = ClipEmbedder.load_for("pickscore", world, device, "yuvalkirstain/PickScore_v1")
+    return PickScore(embedder, divisor=divisor)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recast_engine import miniature
 from recast_engine.backbones.catalogue import RewardWorld
-from recast_engine.errors import ConfigError, WeightsUnavailable
+from recast_engine.errors import ConfigError, EngineError, RewardFailure, WeightsUnavailable
 from recast_engine.prompts import Prompt
-from recast_engine.rewards.base import Reward, Scores
+from recast_engine.rewards.base import PartialFailure, Reward, Scores
 from recast_engine.rewards.catalogue import reward_info
-
-if TYPE_CHECKING:
-    from recast_engine.rewards.clip import ClipEmbedder
 
 logger = logging.getLogger(__name__)
 
@@ -48,39 +44,83 @@ class Scorer:
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> Scores:
         """Score ``images`` (N, H, W, 3) uint8 against ``prompts`` (N).
 
-        A reward that raises gives NaN for the whole batch, and the log the reason; a value that is not
-        finite becomes NaN. Both count in ``Scores.failed``. A reward is never asked about a prompt without
-        the metadata it needs.
+        A reward that raises gives NaN for the whole batch (what it has, if it raises PartialFailure), and
+        ``Scores.errors`` and the log the reason; a value that is not finite becomes NaN. All count in
+        ``Scores.failed``. A reward is never asked about a prompt without the metadata it needs.
 
         Raises:
             ValueError: images of another layout, or not one prompt per image.
         """
-        if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
-            raise ValueError(f"expected uint8 images (N, H, W, 3), got {images.dtype} {images.shape}")
-        if len(images) != len(prompts):
-            raise ValueError(f"{len(images)} images for {len(prompts)} prompts")
+        check_batch(images, prompts)
         applicable = self.applicable(prompts)
-        values = np.full(applicable.shape, np.nan)
-        seconds = np.zeros(len(self.rewards))
-        for row, reward in enumerate(self._rewards):
-            index = np.nonzero(applicable[row])[0].tolist()
-            start = time.perf_counter()
-            if index:
-                values[row, index] = _score(reward, images[index], [prompts[i] for i in index])
-            seconds[row] = time.perf_counter() - start
-        return Scores(self.rewards, values, applicable, seconds)
+        rows = [
+            score_row(reward, images, prompts, applicable[row]) for row, reward in enumerate(self._rewards)
+        ]
+        return gather(self.rewards, applicable, rows)
+
+    @property
+    def members(self) -> tuple[Reward, ...]:
+        """The rewards themselves, in order."""
+        return self._rewards
 
 
-def _score(reward: Reward, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
-    """Scores (N,) of one reward, NaN where it failed."""
+@dataclass(frozen=True)
+class Row:
+    """One reward's scores (N,) of a batch, NaN where it does not apply or failed; ``error`` "" for none."""
+
+    values: NDArray[np.float64]
+    seconds: float
+    error: str
+
+
+def check_batch(images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> None:
+    """Raises ValueError for images of another layout than (N, H, W, 3) uint8, or not one prompt per image."""
+    if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
+        raise ValueError(f"expected uint8 images (N, H, W, 3), got {images.dtype} {images.shape}")
+    if len(images) != len(prompts):
+        raise ValueError(f"{len(images)} images for {len(prompts)} prompts")
+
+
+def gather(rewards: tuple[str, ...], applicable: NDArray[np.bool_], rows: Sequence[Row]) -> Scores:
+    """The scores of R rewards from their rows."""
+    values = np.stack([row.values for row in rows]) if rows else np.full(applicable.shape, np.nan)
+    seconds = np.array([row.seconds for row in rows])
+    return Scores(rewards, values, applicable, seconds, tuple(row.error for row in rows))
+
+
+def score_row(
+    reward: Reward, images: NDArray[np.uint8], prompts: Sequence[Prompt], applicable: NDArray[np.bool_]
+) -> Row:
+    """Scores of one reward on the images it applies to."""
+    values = np.full(len(images), np.nan)
+    index = np.flatnonzero(applicable).tolist()
+    start, error = time.perf_counter(), ""
+    if index:
+        values[index], error = _score(reward, images[index], [prompts[i] for i in index])
+    return Row(values, time.perf_counter() - start, error)
+
+
+def _score(
+    reward: Reward, images: NDArray[np.uint8], prompts: Sequence[Prompt]
+) -> tuple[NDArray[np.float64], str]:
+    """Scores (N,) of one reward, NaN where it failed, and why ("" where it did not)."""
+    error = ""
     try:
         values = np.asarray(reward.score(images, prompts), dtype=np.float64)
         if values.shape != (len(images),):
-            raise ValueError(f"{len(images)} images gave scores of shape {values.shape}")
-    except Exception as error:
-        logger.exception("reward %s failed on %d images: %s", reward.id, len(images), type(error).__name__)
-        return np.full(len(images), np.nan)
-    return np.where(np.isfinite(values), values, np.nan)
+            raise RewardFailure(f"{len(images)} images gave scores of shape {values.shape}")
+    except PartialFailure as failure:
+        logger.warning("reward %s: %s", reward.id, failure)
+        values, error = failure.values, str(failure)
+    except Exception as failure:
+        logger.exception("reward %s failed on %d images: %s", reward.id, len(images), type(failure).__name__)
+        # Only our own errors are worded for people; another's text may hold paths of this machine.
+        told = str(failure) if isinstance(failure, EngineError) else type(failure).__name__
+        return np.full(len(images), np.nan), told
+    finite = np.isfinite(values)
+    if not error and not finite.all():
+        error = "no finite score"
+    return np.where(finite, values, np.nan), error
 
 
 def load_scorer(rewards: Sequence[str], world: RewardWorld, *, device: str = "cpu") -> Scorer:
@@ -93,63 +133,4 @@ def load_scorer(rewards: Sequence[str], world: RewardWorld, *, device: str = "cp
     for reward in rewards:
         if reason := reward_info(reward).missing(world):
             raise WeightsUnavailable(f"reward {reward!r} is not available: {reason}")
-    return Scorer([_LOADERS[reward](world, device) for reward in rewards])
-
-
-def _geneval(world: RewardWorld, device: str) -> Reward:
-    from recast_engine.miniature.detector import MiniatureDetector
-    from recast_engine.rewards.geneval import GenEval, Rules
-
-    # GenEval asks for 0.9 when counting because its detector reports one object several times. The
-    # miniature's does not, and its confidence measures how crisp a shape is.
-    return GenEval(MiniatureDetector(), Rules(counting_threshold=Rules.threshold))
-
-
-def _ocr(world: RewardWorld, device: str) -> Reward:
-    from recast_engine.rewards.ocr import OCR
-
-    return OCR()
-
-
-def _clipscore(world: RewardWorld, device: str) -> Reward:
-    from recast_engine.rewards.clipscore import ClipScore
-
-    return ClipScore(_embedder("clipscore", world, device))
-
-
-def _hpsv2(world: RewardWorld, device: str) -> Reward:
-    from recast_engine.rewards.hpsv2 import HPSv2
-
-    return HPSv2(_embedder("hpsv2", world, device))
-
-
-def _pickscore(world: RewardWorld, device: str) -> Reward:
-    from recast_engine.rewards.pickscore import PickScore
-
-    return PickScore(_embedder("pickscore", world, device))
-
-
-def _aesthetic(world: RewardWorld, device: str) -> Reward:
-    from recast_engine.rewards.aesthetic import Aesthetic
-
-    return Aesthetic.load(_embedder("aesthetic", world, device), miniature.reward_weights("aesthetic"))
-
-
-def _embedder(reward: str, world: RewardWorld, device: str) -> ClipEmbedder:
-    """CLIP with the reward's weights: the packaged ones of the miniature, or the public checkpoint."""
-    from recast_engine.rewards.clip import ClipEmbedder
-
-    if world == "miniature":
-        return ClipEmbedder.load(miniature.reward_weights(reward), device=device)
-    info = reward_info(reward)
-    return ClipEmbedder.load(str(info.public_source), revision=info.public_revision, device=device)
-
-
-_LOADERS: dict[str, Callable[[RewardWorld, str], Reward]] = {
-    "clipscore": _clipscore,
-    "hpsv2": _hpsv2,
-    "pickscore": _pickscore,
-    "geneval": _geneval,
-    "ocr": _ocr,
-    "aesthetic": _aesthetic,
-}
+    return Scorer([reward_info(reward).load(world, device) for reward in rewards])

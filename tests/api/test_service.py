@@ -171,11 +171,14 @@ def test_catalogues(client):
     }
     rewards = {row["id"]: row for row in client.get("/v1/rewards").json()["data"]}
     assert set(rewards["ocr"]) >= {
-        "id", "objective", "range", "higher_is_better", "needs_metadata", "role", "available", "reason",
+        "id", "objective", "summary", "range", "higher_is_better", "needs_metadata", "role", "licence",
+        "memory_gib", "weights", "available", "reason",
     }  # fmt: skip
+    assert "recast rewards convert imagereward" in rewards["imagereward"]["reason"]
     assert (rewards["ocr"]["objective"], rewards["ocr"]["needs_metadata"]) == ("text_accuracy", ["text"])
     assert rewards["aesthetic"]["role"] == "held_out"
     assert rewards["clipscore"]["available_for"] == ["miniature"]
+    assert rewards["clipscore"]["weights"] == "openai/clip-vit-large-patch14"
 
 
 @pytest.mark.parametrize("path", ["/healthz/", "/v1/jobs/", "/v1//jobs", "/V1/jobs"])

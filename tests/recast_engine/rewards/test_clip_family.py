@@ -73,7 +73,11 @@ def test_scores_equal_the_open_coded_computation(embedder, clip_folder, images):
     image, text = open_coded(clip_folder, images, TEXTS)
     cosine = (image * text).sum(1)
     np.testing.assert_allclose(ClipScore(embedder).score(images, PROMPTS), cosine, atol=1e-5)
-    np.testing.assert_allclose(HPSv2(embedder).score(images, PROMPTS), cosine, atol=1e-5)
+    square = np.pad(images, ((0, 0), (0, 0), (4, 4), (0, 0)))  # 48 x 40 px, filled up with black
+    image_on_black, _ = open_coded(clip_folder, square, TEXTS)
+    preference = (image_on_black * text).sum(1)
+    np.testing.assert_allclose(HPSv2(embedder).score(images, PROMPTS), preference, atol=1e-5)
+    np.testing.assert_allclose(HPSv2(embedder).score(square, PROMPTS), preference, atol=1e-5)
     logit = math.exp(1.5) * cosine
     np.testing.assert_allclose(PickScore(embedder).score(images, PROMPTS), logit, atol=1e-5)
     np.testing.assert_allclose(PickScore(embedder, divisor=26).score(images, PROMPTS), logit / 26, atol=1e-6)
@@ -83,7 +87,27 @@ def test_scores_equal_the_open_coded_computation(embedder, clip_folder, images):
     )
 
 
-@pytest.mark.parametrize("build", [ClipScore, PickScore])
+def test_images_are_resized_as_pil_does_it(embedder):
+    image = np.random.default_rng(4).integers(0, 256, (96, 96, 3), dtype=np.uint8)
+    values = embedder._image_processor(images=[image], return_tensors="np")["pixel_values"][0]
+    by_pil = np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC))
+    for row, column in [(0, 0), (0, 31), (17, 5), (31, 31)]:
+        expected = (by_pil[row, column] / 255 - MEAN) / STD
+        np.testing.assert_allclose(values[:, row, column], expected, atol=1e-5)
+
+
+def test_features_are_taken_from_whatever_transformers_returns(embedder, images, monkeypatch):
+    wrapped = embedder.images(images)
+    features = embedder.model.get_image_features
+
+    def plain(**inputs):
+        return features(**inputs).pooler_output  # a tensor, as before transformers 5
+
+    monkeypatch.setattr(embedder.model, "get_image_features", plain)
+    torch.testing.assert_close(embedder.images(images), wrapped, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("build", [ClipScore, HPSv2, PickScore])
 def test_a_batch_of_one_equals_a_batch_of_many(build, clip_folder, images):
     many = build(ClipEmbedder.load(clip_folder)).score(images, PROMPTS)
     reward = build(ClipEmbedder.load(clip_folder))
@@ -133,6 +157,12 @@ def test_missing_weights_say_so(tmp_path, clip_folder, embedder):
     (partial / "model.safetensors").unlink()
     with pytest.raises(WeightsUnavailable, match="partial"):
         ClipEmbedder.load(partial)
+    mute = tmp_path / "mute"
+    shutil.copytree(clip_folder, mute)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (mute / name).unlink()
+    with pytest.raises(WeightsUnavailable, match="mute"):
+        ClipEmbedder.load(mute)
     with pytest.raises(WeightsUnavailable, match="hf download someone/no-such-model"):
         ClipEmbedder.load("someone/no-such-model", revision="main")
     with pytest.raises(WeightsUnavailable, match="head"):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from recast_engine import miniature
-from recast_engine.errors import ConfigError, WeightsUnavailable
+from recast_engine.errors import ConfigError, RewardFailure, WeightsUnavailable
 from recast_engine.prompts import Prompt
+from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.catalogue import REWARDS
 from recast_engine.rewards.scoring import Scorer, load_scorer
 
@@ -93,11 +94,39 @@ def test_missing_weights_name_the_remedy(monkeypatch, tmp_path):
         load_scorer(["clipscore"], "miniature")
 
 
-@pytest.mark.parametrize("reward", ["geneval", "hpsv2", "aesthetic"])
-def test_rewards_without_a_full_size_checkpoint_say_why(reward):
-    assert "not available yet" in str(REWARDS[reward].missing("public"))
-    with pytest.raises(WeightsUnavailable, match="not available yet"):
+@pytest.mark.parametrize(
+    ("reward", "remedy"),
+    [
+        ("clipscore", "hf download openai/clip-vit-large-patch14"),
+        ("pickscore", "hf download yuvalkirstain/PickScore_v1"),
+        ("hpsv2", "recast rewards convert hpsv2"),
+        ("geneval", "hf download facebook/mask2former-swin-small-coco-instance"),
+        ("imagereward", "recast rewards convert imagereward"),
+        ("unifiedreward", "set RECAST_UNIFIEDREWARD_URL"),
+    ],
+)
+def test_full_size_rewards_without_weights_name_the_remedy(reward, remedy, monkeypatch, tmp_path):
+    monkeypatch.setenv("RECAST_REWARD_WEIGHTS", str(tmp_path))
+    monkeypatch.delenv("RECAST_UNIFIEDREWARD_URL", raising=False)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
+    assert remedy in str(REWARDS[reward].missing("public"))
+    with pytest.raises(WeightsUnavailable, match=remedy):
         load_scorer([reward], "public")
+
+
+def test_errors_are_told_without_what_other_libraries_say():
+    def leak(images, prompts):
+        raise OSError("/home/someone/secret.key")
+
+    def own(images, prompts):
+        raise RewardFailure("the server answered 500")
+
+    def half(images, prompts):
+        raise PartialFailure(np.array([1.0, np.nan, 1.0, 1.0]), "one batch timed out")
+
+    scores = Scorer([Fake("clipscore", leak), Fake("hpsv2", own), Fake("pickscore", half)])(IMAGES, PROMPTS)
+    assert scores.errors == ("OSError", "the server answered 500", "one batch timed out")
+    np.testing.assert_array_equal(scores.failed.sum(axis=1), [4, 4, 1])
 
 
 def test_composition_and_spelling_load_for_the_miniature():
