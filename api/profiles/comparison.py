@@ -10,7 +10,7 @@ from api.catalogue.service import known_model, resolve_budgets
 from api.context import Caller, Context
 from api.profiles.schemas import ComparisonRequest, ComparisonView, MeasuredDifference
 from api.refusals import FieldError, Invalid, invalid
-from recast_engine.backbones.catalogue import ModelInfo, flow_sigmas
+from recast_engine.backbones.catalogue import ModelInfo
 from recast_engine.errors import EngineError
 from recast_engine.profiling import Profile
 from recast_engine.profiling import comparison as engine
@@ -28,7 +28,7 @@ def compare(context: Context, caller: Caller, request: ComparisonRequest) -> Com
     steps, shift = request.steps or model.default_steps, request.shift or model.shift
     try:
         found = engine.compare(
-            a, b, flow_sigmas(steps, shift), budgets=budgets, temperature=request.temperature
+            a, b, model.sigmas(steps, shift), budgets=budgets, temperature=request.temperature
         )
     except EngineError as error:
         raise Invalid([FieldError(("body",), str(error))]) from None

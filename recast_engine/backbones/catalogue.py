@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic.dataclasses
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from recast_engine import miniature
 from recast_engine.config import STRICT, Steps
@@ -131,6 +131,13 @@ class ModelInfo:
     gated: bool = False
     guidance: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     reward_world: RewardWorld = "public"
+
+    @field_validator("guidance")
+    @classmethod
+    def _taken_by_the_family(cls, guidance: float | None, others: ValidationInfo) -> float | None:
+        if guidance is not None and others.data.get("family") != "flux":
+            raise ValueError("only models of the family flux take it")
+        return guidance
 
     @property
     def repository(self) -> str | None:

@@ -51,7 +51,8 @@ def _entry(file: Path, name: str, entry: Any) -> ModelInfo:
     source = fields.get("source")
     if isinstance(source, str) and source.startswith(("./", "../", "~")):
         fields["source"] = str(file.parent / Path(source).expanduser())
-    family, resolution = FAMILIES.get(fields.get("family", "")), fields.get("resolution")
+    resolution = fields.get("resolution")
+    family = next((info for known, info in FAMILIES.items() if known == fields.get("family")), None)
     if "shift" not in fields and family and isinstance(resolution, int) and resolution <= MAX_RESOLUTION:
         fields["shift"] = family.default_shift(resolution)
     try:

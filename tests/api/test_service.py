@@ -161,6 +161,9 @@ def test_catalogues(client):
     models = {row["id"]: row for row in client.get("/v1/models").json()["data"]}
     assert models["miniature"]["available"] is True
     assert models["miniature"]["reason"] is None
+    assert models["miniature"]["repository"] is None
+    assert models["qwen-image"]["repository"] == "Qwen/Qwen-Image"
+    assert len(models["qwen-image"]["revision"]) == 40
     assert set(models["sd3.5-medium"]) >= {
         "id",
         "family",

@@ -18,6 +18,7 @@ from recast.errors import CannotStart, RecastError
 from recast.home import Home, ServiceRecord
 from recast.memory import PeakMemory, descendants, resident_bytes
 from recast.supervisor import Supervisor
+from recast_engine.backbones.catalogue import models
 from store.database import make_engine, session_factory
 from store.models import ApiKey, Workspace
 from store.queue import reachable
@@ -90,6 +91,16 @@ def test_a_database_that_cannot_be_opened_is_one_clear_error(
     monkeypatch.setenv("RECAST_LEASE_SECONDS", "soon")
     with pytest.raises(CannotStart, match="RECAST_LEASE_SECONDS"):
         service.settings_of(home)
+
+
+def test_a_wrong_file_of_models_stops_the_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECAST_MODELS", str(home.root / "absent.toml"))
+    models.cache_clear()
+    try:
+        with pytest.raises(CannotStart, match=r"RECAST_MODELS: .*absent\.toml: .*No such file"):
+            service.serve(home, 0, ready=print, say=print)
+    finally:
+        models.cache_clear()
 
 
 def test_a_taken_port_is_named_with_the_remedy() -> None:

@@ -22,7 +22,10 @@ from recast_engine.backbones.sampling import initial_noise, sample
 from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.config import LoRAConfig
 from recast_engine.errors import ConfigError, InvalidArgument
-from recast_engine.training.adapters import EMA, POLICY, attached, save_adapter
+from recast_engine.training.adapters import EMA, POLICY, attached, load_adapter, save_adapter
+from recast_engine.training.loop import train
+from tests.recast_engine.training.tiny import PROMPTS as PROMPT_SET
+from tests.recast_engine.training.tiny import PixelScorer, Recorder, training_config
 
 PROMPTS = ["a red cat", "dogs", "a red cat", "two fish in a bowl"]
 SEEDS = [3, 14, 15, 92]
@@ -266,6 +269,21 @@ def test_a_saved_adapter_has_the_same_effect_in_the_plain_pipeline(
     _close(ours, theirs)
     assert float((theirs - base).abs().max()) > 0.02
     _close(case.latents(prompts, seeds, steps=4), base)
+
+
+def test_a_whole_training_and_the_same_one_resumed(case: Case, tmp_path: Path) -> None:
+    """The loop knows no family; a module without any effect, hence without gradients, resumes too."""
+    config = training_config({"redness": 1.0}, 2)
+
+    def adapter(workdir: Path, **options: Any) -> dict[str, Tensor]:
+        arguments = {"observer": Recorder(), "workdir": workdir, **options}
+        result = train(case.backbone, PixelScorer("redness"), PROMPT_SET, config, **arguments)
+        return load_adapter(result.adapter).weights
+
+    whole = adapter(tmp_path / "whole")
+    resumed = adapter(tmp_path / "resumed", resume_from=tmp_path / "whole" / "checkpoints" / "epoch-000001")
+    assert any(value.any() for name, value in whole.items() if "lora_B" in name)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
 def test_the_guidance_embedding_is_an_input_of_flux(tiny_flux: Path) -> None:
