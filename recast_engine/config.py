@@ -9,7 +9,7 @@ Sources: the reference settings are METHOD section 6 (DiffusionNFT on SD3.5-Medi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
@@ -54,11 +54,16 @@ class ProposalConfig:
         seed: another seed asks for other images.
         max_images: a request that needs more images than this, bought before or not, is refused before
             anything is bought.
-        concurrency: requests under way at once.
+        concurrency: requests under way at once, per worker.
         request_seconds: how long one request may take.
         attempts: how often an image is asked for, retries included.
         deadline_seconds: how long collecting may take altogether; what was bought by then is kept.
     """
+
+    COST_ONLY: ClassVar[frozenset[str]] = frozenset(
+        ("max_images", "concurrency", "request_seconds", "attempts", "deadline_seconds")
+    )
+    """Fields that do not change the images."""
 
     source: Literal["openai", "google", "folder", "diffusers"]
     model: (
@@ -89,6 +94,10 @@ class ProposalConfig:
             if self.source == "diffusers":
                 raise ValueError("model: name a base model or the hub id of a text-to-image pipeline")
             object.__setattr__(self, "model", PROPOSAL_MODELS[self.source])
+        if self.source == "openai" and self.size is None:
+            object.__setattr__(self, "size", 1024)
+        if self.source == "google" and self.size not in (None, 1024, 2048, 4096):
+            raise ValueError("size: source 'google' draws 1024, 2048 or 4096 pixels a side")
         return self
 
 

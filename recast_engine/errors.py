@@ -45,3 +45,9 @@ class CheckpointError(EngineError):
     """No usable checkpoint where one was needed."""
 
     type = "checkpoint-error"
+
+
+class ProposalFailure(EngineError):
+    """External proposals could not be had; the text says what to mend, and never holds a key."""
+
+    type = "proposal-failure"
