@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import snapshot_download
@@ -94,18 +95,38 @@ def _load(model: str) -> Any:
         ) from None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    load: Any = DiffusionPipeline.from_pretrained
     try:
-        pipeline: Any = load(folder, torch_dtype=dtype, local_files_only=True, use_safetensors=True)
+        kind, absent = _kind(folder)
+        options = {"torch_dtype": dtype, "local_files_only": True, "use_safetensors": True, **absent}
+        pipeline = kind.from_pretrained(folder, **options)
     except (OSError, ValueError):
         raise WeightsUnavailable(
             f"model: {model} is in the local cache, but incomplete, without safetensors, or no diffusers "
             "pipeline"
         ) from None
-    if "prompt" not in inspect.signature(type(pipeline).__call__).parameters:
-        raise ConfigError(f"model: {model} ({type(pipeline).__name__}) does not draw from a text prompt")
+    if "prompt" not in inspect.signature(kind.__call__).parameters:
+        raise ConfigError(f"model: {model} ({kind.__name__}) does not draw from a text prompt")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
+
+
+def _kind(folder: str) -> tuple[Any, dict[str, None]]:
+    """The pipeline's class, one of diffusers' own, and the parts that this copy was saved without.
+
+    Raises:
+        OSError, ValueError: it is not such a pipeline.
+    """
+    index = DiffusionPipeline.load_config(folder, local_files_only=True)
+    kind = getattr(diffusers, str(index.get("_class_name")), None)
+    if not (inspect.isclass(kind) and issubclass(kind, DiffusionPipeline)):
+        raise ValueError(f"not a pipeline of diffusers: {index.get('_class_name')}")
+    saved = {name for name, part in index.items() if not isinstance(part, list) or part[0] is not None}
+    needed = {
+        part.name
+        for part in inspect.signature(kind.__init__).parameters.values()
+        if part.default is part.empty and part.kind is part.POSITIONAL_OR_KEYWORD
+    }
+    return kind, dict.fromkeys(needed - saved - {"self"})
 
 
 def _batches(wanted: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
