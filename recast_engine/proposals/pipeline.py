@@ -15,7 +15,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
 from recast_engine.backbones.base import Backbone
-from recast_engine.backbones.catalogue import MODELS
+from recast_engine.backbones.catalogue import model_info, models
 from recast_engine.backbones.load import load_backbone
 from recast_engine.backbones.sampling import sample
 from recast_engine.config import ProposalConfig
@@ -43,7 +43,7 @@ def draw(
         ConfigError: a size that the model does not draw.
         WeightsUnavailable: the model is not in the local cache, or not as safetensors.
     """
-    if config.model in MODELS:
+    if config.model in models():
         return _with_backbone(config, wanted, backbone, observer)
     return _with_pipeline(config, wanted, observer)
 
@@ -56,7 +56,7 @@ def _with_backbone(
         backbone = load_backbone(model)
     if config.size not in (None, backbone.resolution):
         raise ConfigError(f"size: {model} draws {backbone.resolution} pixels a side; leave it out")
-    steps = config.steps or MODELS[model].default_steps
+    steps = config.steps or model_info(model).default_steps
     for batch in _batches(wanted):
         start, before = time.perf_counter(), backbone.evaluations
         conditioning = backbone.encode_prompts([item.prompt for item in batch])
