@@ -7,7 +7,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends libgl1 libglib2
 WORKDIR /app
 RUN if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" 'torch>=2.6,<2.14'; fi
 COPY . .
-RUN pip install '.[rewards,postgres,s3]' \
+RUN pip install '.[rewards,proposals,postgres,s3]' \
     && useradd --create-home recast && mkdir /data && chown recast /data
 USER recast
 VOLUME /data
