@@ -220,11 +220,8 @@ class _Measurement:
         )
 
     def _encode(self, rows: Sequence[int]) -> Conditioning:
-        """One row per prompt, each encoded alone: a neighbour must not change its last bits."""
-        encoded = [self.backbone.encode_prompts([self._prompt(row).prompt]) for row in rows]
-        return Conditioning(
-            torch.cat([row.embeds for row in encoded]), torch.cat([row.pooled for row in encoded])
-        )
+        """One row per prompt; a neighbour does not change its last bits."""
+        return self.backbone.encode_prompts([self._prompt(row).prompt for row in rows])
 
     def _prompt(self, row: int) -> Prompt:
         return self.prompts[self.plan.places[row]]
