@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from recast_engine import strict_json
+from recast_engine.errors import ConfigError
 
 MAX_PROMPT_CHARACTERS = 4000
 
@@ -133,6 +134,18 @@ def parse_prompts(content: str) -> list[Prompt]:
         raise PromptSetError(problems)
     if not prompts:
         raise PromptSetError([(1, "the prompt set has no prompts")])
+    return prompts
+
+
+def checked_prompts(content: str, sha256: str | None) -> list[Prompt]:
+    """``content`` parsed, held to the hash that a job recorded when it was submitted.
+
+    Raises:
+        ConfigError: it is another set.
+    """
+    prompts = parse_prompts(content)
+    if sha256 is not None and prompt_set_hash(prompts) != sha256:
+        raise ConfigError("prompt_set: its content is not what it was when the job was submitted")
     return prompts
 
 

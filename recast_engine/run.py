@@ -16,7 +16,7 @@ from recast_engine.evaluation.run import evaluate
 from recast_engine.observer import Observer
 from recast_engine.profiling.measure import measure_profile, measure_work
 from recast_engine.profiling.plan import Plan, Work
-from recast_engine.prompts import Prompt, parse_prompts, prompt_set_hash
+from recast_engine.prompts import Prompt, checked_prompts
 from recast_engine.rewards.scoring import load_scorer
 from recast_engine.training.adapters import loaded_adapter
 from recast_engine.training.loop import train
@@ -65,11 +65,7 @@ class Request:
         Raises:
             ConfigError: it is not the set whose hash the config records.
         """
-        prompts = parse_prompts(self.prompts.read_text(encoding="utf-8"))
-        wanted = self.config.get("prompt_set_sha256")
-        if wanted is not None and prompt_set_hash(prompts) != wanted:
-            raise ConfigError("prompt_set: its content is not what it was when the job was submitted")
-        return prompts
+        return checked_prompts(self.prompts.read_text(encoding="utf-8"), self.config.get("prompt_set_sha256"))
 
     def adapter(self, adapter_id: str | None) -> Path | None:
         """The file of ``adapter_id``; None stands for the base model."""
@@ -105,7 +101,7 @@ def _profile(request: Request, workdir: Path, observer: Observer) -> dict[str, A
             backbone, scorer, request.read_prompts(), config.estimator, seed=config.seed, observer=observer
         )
     observer.finding("profile", {"stage": None, "profile": profile.to_dict()})
-    return {"rewards": list(profile.rewards), "totals": profile.totals, "warnings": list(profile.warnings)}
+    return profile.summary()
 
 
 def _profile_shard(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from recast_engine.errors import WeightsUnavailable
 
+READ_BYTES = 256 * 1024 * 1024
+
 
 def weights_identity(source: str, revision: str | None, marker: str) -> str:
     """Identity of the weights of ``source``, a local folder or a hub repository.
 
-    A folder's is the SHA-256 over names and contents of its files; a repository's the commit that
-    ``revision`` stands for in the local cache, found by the file ``marker`` that every download has.
+    A folder's is :func:`folder_digest`; a repository's the commit that ``revision`` stands for in the local
+    cache, found by the file ``marker`` that every download has.
 
     Raises:
         WeightsUnavailable: the weights are not on this machine.
@@ -35,7 +37,11 @@ def _snapshot(path: Path, marker: str) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 (hex) over names and contents of the files of a folder, read again only when one changed."""
+    """SHA-256 (hex) over names and contents of the files of a folder, read again only when one changed.
+
+    A file over ``READ_BYTES`` counts by its size and time of change instead: a request cannot wait until tens
+    of gigabytes are read.
+    """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     stamps = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
     return _digest(folder, stamps)
@@ -44,8 +50,12 @@ def folder_digest(folder: Path) -> str:
 @lru_cache(maxsize=32)
 def _digest(folder: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
     digest = hashlib.sha256()
-    for path, _, _ in stamps:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+    for path, size, changed in stamps:
+        content = f"{size} {changed}" if size > READ_BYTES else _content(path)
         digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -83,7 +83,7 @@ class PipeObserver:
 
     def emit(self, type: str, **fields: Any) -> None:
         """Write one event."""
-        line = json.dumps({"type": type, **_plain(fields)}, allow_nan=False).encode() + b"\n"
+        line = json.dumps({"type": type, **plain(fields)}, allow_nan=False).encode() + b"\n"
         with self._lock:
             self._events.write(line)
             self._events.flush()
@@ -128,14 +128,14 @@ class PipeObserver:
         return self._commands.stop_requested
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` as JSON data: numbers of numeric libraries become Python's, NaN and infinities None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
@@ -157,7 +157,7 @@ def load_runner(name: str) -> Runner:
     return runner
 
 
-def _describe(error: Exception) -> dict[str, str]:
+def describe(error: Exception) -> dict[str, str]:
     """The error as its owner may see it: no traceback, no paths."""
     if isinstance(error, EngineError):
         return {"type": error.type, "detail": str(error)}
@@ -177,7 +177,7 @@ def execute(runner: str, workdir: Path, observer: PipeObserver) -> int:
         observer.emit("stopped")
     except Exception as error:
         log.exception("the job failed")
-        observer.emit("error", error=_describe(error))
+        observer.emit("error", error=describe(error))
         return 1
     return 0
 

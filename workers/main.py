@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args(argv)
     kinds = tuple(name.strip().removeprefix("recast.") for name in arguments.queues.split(","))
+    if "profile" in kinds and "profile_shard" not in kinds:
+        kinds += ("profile_shard",)
     if unknown := set(kinds) - set(queue.QUEUES):
         parser.error(f"unknown queues: {', '.join(sorted(unknown))}; known: {', '.join(queue.QUEUES)}")
     if arguments.concurrency < 1:

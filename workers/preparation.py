@@ -62,6 +62,7 @@ def _request(
         },
         "profiles": {name: profiles.get(session, name, workspace).extra for name in _profile_ids(config)},
         "resume_from": None,
+        "work": job.request.get("work"),
     }
     if checkpoint := _checkpoint(session, job):
         folder = workdir / "resume" / checkpoint.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session, sessionmaker
@@ -52,6 +53,15 @@ class Runtime:
         """CPU threads that one engine process gets."""
         return self.settings.engine_threads or max(1, len(os.sched_getaffinity(0)) // self.concurrency)
 
+    @property
+    def reads(self) -> sessionmaker[Session]:
+        """Sessions that only read, and take no write lock."""
+        return session_factory(self.sessions.kw["bind"], read_only=True)
+
     def publish(self, kind: str, job_id: str) -> bool:
         """Tell all workers about a job."""
         return queue.publish(self.settings.broker_url, kind, job_id)
+
+    def publish_group(self, kind: str, job_ids: Sequence[str]) -> bool:
+        """Tell all workers about several jobs at once."""
+        return queue.publish_group(self.settings.broker_url, kind, job_ids)

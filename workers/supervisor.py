@@ -6,19 +6,22 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
+from recast_engine.errors import EngineError
 from store.database import transact
 from store.errors import ArtifactMissing, NotFound, StaleAttempt, StorageError
 from store.models import Job
-from store.repositories import attempts
+from store.repositories import attempts, jobs
 from store.repositories.attempts import Claim
+from workers import fanout
+from workers.engine import describe
+from workers.fanout import FanOut
 from workers.lease import Lease
+from workers.outcome import Outcome
 from workers.preparation import prepare, workdir_of
 from workers.process import EngineProcess
 from workers.reporter import Reporter
@@ -29,12 +32,25 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended; ``data`` is the result or the error."""
+def run_job(runtime: Runtime, job_id: str) -> bool:
+    """Claim the job and see it through; False when there is nothing to claim.
 
-    kind: Literal["result", "error", "stopped", "died", "lost"]
-    data: Mapping[str, Any] = field(default_factory=dict)
+    Safe to run twice or late: only a queued job is claimed, by one caller.
+    """
+    if runtime.stopping.is_set():
+        return False
+    lease_seconds = runtime.settings.lease_seconds
+    claim = transact(
+        runtime.sessions,
+        lambda session: attempts.claim(session, job_id, runtime.worker, lease_seconds),
+        patience=lease_seconds / 2,
+    )
+    if claim is None:
+        log.info("%s is not queued: nothing to do", job_id)
+        return False
+    log.info("%s claimed, attempt %d", job_id, claim.attempt)
+    Supervisor(runtime, claim).run()
+    return True
 
 
 class Supervisor:
@@ -57,11 +73,17 @@ class Supervisor:
 
     def _attempt(self, lease: Lease) -> Outcome:
         try:
+            if self._fans_out():
+                return FanOut(
+                    self._runtime, self._claim, lease, self._reporter, partial(run_job, self._runtime)
+                ).run()
             workdir = prepare(self._runtime, self._claim)
             with EngineProcess(workdir, self._settings.engine_runner, self._runtime.engine_threads) as engine:
                 return self._listen(engine, lease)
         except StaleAttempt:
             raise
+        except EngineError as error:
+            return Outcome("error", describe(error))
         except NotFound as error:
             return Outcome("error", {"type": "invalid-config", "detail": f"{error} (any more)"})
         except ArtifactMissing as error:
@@ -76,6 +98,11 @@ class Supervisor:
             log.exception("attempt %d of %s broke", self._claim.attempt, self._claim.job_id)
             detail = "the worker failed unexpectedly; its log has the details"
             return Outcome("error", {"type": "internal", "detail": detail})
+
+    def _fans_out(self) -> bool:
+        return transact(
+            self._runtime.reads, lambda session: fanout.wanted(jobs.get(session, self._claim.job_id))
+        )
 
     def _storage_error(self, reason: str) -> Outcome:
         log.error("%s: storage failed: %s", self._claim.job_id, reason, exc_info=True)

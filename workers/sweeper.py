@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from store import queue
 from store.database import transact
 from store.models import Job
-from store.repositories import attempts, jobs, workers
+from store.repositories import attempts, jobs, shards, workers
 from store.types import utcnow
 from workers.runtime import Runtime
 
@@ -58,11 +58,12 @@ class Sweeper:
         transact(runtime.sessions, lambda session: workers.forget(session, forget))
 
     def sweep(self) -> None:
-        """Take jobs from dead workers, then publish queued jobs that no message serves."""
+        """Take jobs from dead workers, publish queued jobs that no message serves, drop what is merged."""
         for job_id in self._expired():
             self._reap(job_id)
         for kind in queue.QUEUES:
             self._republish(kind)
+        self._drop_spent_scores()
 
     def _expired(self) -> list[str]:
         return transact(
@@ -76,6 +77,12 @@ class Sweeper:
         )
         if job is not None:
             log.warning("the worker of %s is dead: job is now %s", job_id, job.status)
+
+    def _drop_spent_scores(self) -> None:
+        """Delete the score files of shards whose profile has ended: bytes first, so none is forgotten."""
+        for artifact in transact(self._runtime.reads, shards.spent_scores):
+            self._runtime.artifacts.delete_prefix(artifact.key)
+            transact(self._runtime.sessions, partial(shards.forget_scores, artifact_id=artifact.id))
 
     def _republish(self, kind: str) -> None:
         """Publish jobs of a kind whose message is overdue, unless the queue holds a message for each.

@@ -30,11 +30,11 @@ KIND = "profile"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A request whose names stand for something: the config as it will run, its prompts, its fingerprint."""
+    """A request whose names stand for something; without a fingerprint it is never reused."""
 
     config: ProfileConfig
     prompts: list[Prompt]
-    fingerprint: str
+    fingerprint: str | None
 
 
 def resolve(context: Context, caller: Caller, config: ProfileConfig) -> Resolved:
@@ -102,7 +102,7 @@ def _reuse_or_queue(
 
 
 def _reusable(session: Session, caller: Caller, resolved: Resolved) -> Job | None:
-    if not resolved.config.reuse:
+    if not resolved.config.reuse or resolved.fingerprint is None:
         return None
     return jobs.reusable(session, caller.workspace_id, resolved.fingerprint)
 

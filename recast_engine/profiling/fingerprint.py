@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from recast_engine.backbones.catalogue import model_info
-from recast_engine.config import ProfileConfig, dump
+from recast_engine.config import ProfileConfig, ProposalConfig, dump
 from recast_engine.errors import ConfigError
 from recast_engine.rewards.catalogue import reward_info
 from recast_engine.weights import weights_identity
@@ -16,12 +16,16 @@ ESTIMATOR_VERSION = 2
 """Raised with every change that gives the same request other numbers."""
 
 
-def profile_fingerprint(config: ProfileConfig, adapter_sha256: str | None) -> str:
-    """SHA-256 (hex) over everything that a profile's numbers follow from.
+def profile_fingerprint(config: ProfileConfig, adapter_sha256: str | None) -> str | None:
+    """SHA-256 (hex) over everything that a profile's numbers follow from, as far as it can be known here.
 
-    In: the model's weights, the adapter's bytes, the rewards (in any order) with their weights, the content
-    of the prompt set, the estimator's settings and version, the seed. Out: names that content stands behind
-    (ids of prompt set and adapter) and what only decides who measures (``shards``, ``reuse``).
+    In: the model's weights and how they are sampled, the adapter's bytes, the rewards (in any order) with
+    their weights, the content of the prompt set, the estimator's settings and version, the seed. Out: names
+    that content stands behind (ids of prompt set and adapter), what only decides who measures (``shards``,
+    ``reuse``), and patience and budget of buying proposals. A judge behind an address is known by that alone.
+
+    Returns:
+        None for proposals from a folder: whose images they are today is not known here.
 
     Raises:
         ConfigError: the prompt set's hash is missing, or the adapter's.
@@ -29,14 +33,22 @@ def profile_fingerprint(config: ProfileConfig, adapter_sha256: str | None) -> st
     """
     if config.prompt_set_sha256 is None or (config.adapter is None) != (adapter_sha256 is None):
         raise ConfigError("a fingerprint needs the hashes of the prompt set and of the adapter")
+    estimator = dump(config.estimator)
+    if proposals := estimator.get("proposals"):
+        if proposals["source"] == "folder":
+            return None
+        estimator["proposals"] = {k: v for k, v in proposals.items() if k not in ProposalConfig.COST_ONLY}
     model = model_info(config.model)
     content: dict[str, Any] = {
         "version": ESTIMATOR_VERSION,
-        "model": [model.id, weights_identity(model.source, model.revision, "model_index.json")],
+        "model": {
+            "weights": weights_identity(model.source, model.revision, "model_index.json"),
+            **{name: getattr(model, name) for name in ("family", "resolution", "shift", "guidance")},
+        },
         "adapter": adapter_sha256,
         "rewards": {name: reward_info(name).identity(model.reward_world) for name in config.rewards},
         "prompt_set": config.prompt_set_sha256,
-        "estimator": dump(config.estimator),
+        "estimator": estimator,
         "seed": config.seed,
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)

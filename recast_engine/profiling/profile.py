@@ -70,6 +70,10 @@ class Profile:
         """D(0) of every reward."""
         return {reward: self.curves[reward].total for reward in self.rewards}
 
+    def summary(self) -> dict[str, Any]:
+        """The short result of the job that measured it."""
+        return {"rewards": list(self.rewards), "totals": self.totals, "warnings": list(self.warnings)}
+
     def divergence(self, sigmas: ArrayLike) -> Array:
         """Cleaned D between the levels too, by monotone cubic interpolation (PCHIP).
 

@@ -16,7 +16,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from store.errors import StaleAttempt
-from store.models import ACTIVE, Job, JobEvent
+from store.models import ACTIVE, INTERNAL_KINDS, TERMINAL, Job, JobEvent
 from store.repositories import jobs
 from store.types import utcnow
 
@@ -228,4 +228,15 @@ def _end(
     if status == "succeeded":
         job.done = job.total
     jobs.add_status_event(session, job)
+    jobs.cancel_shards(session, job.id)
+    jobs.add_up_shards(session, job)
+    if job.kind in INTERNAL_KINDS:
+        _settle(session, job)
     return job
+
+
+def _settle(session: Session, shard: Job) -> None:
+    """A shard that outlived its profile, by the moments it takes to stop, still counts in its cost."""
+    parent = session.get_one(Job, shard.parent_id, populate_existing=True)
+    if parent.status in TERMINAL:
+        jobs.add_up_shards(session, jobs.lock(session, parent.id))

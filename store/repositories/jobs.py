@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import fsum
 from typing import Any
 
 from sqlalchemy import func, or_, select, update
@@ -131,8 +132,29 @@ def children(session: Session, parent_id: str, *, kind: str | None = None) -> Se
     return session.scalars(query if kind is None else query.where(Job.kind == kind)).all()
 
 
+def add_up_shards(session: Session, job: Job) -> None:
+    """Make the cost of a job that has shards their sum: each row once, with all its attempts."""
+    query = select(Job.cost).where(Job.parent_id == job.id, Job.kind.in_(INTERNAL_KINDS))
+    if costs := session.scalars(query.order_by(Job.id)).all():
+        job.cost = {name: type(zero)(fsum(cost[name] for cost in costs)) for name, zero in no_cost().items()}
+        session.flush()
+
+
+def cancel_shards(session: Session, parent_id: str) -> None:
+    """Ask every shard that has not ended to stop; the caller holds the parent's lock."""
+    query = select(Job.id).where(
+        Job.parent_id == parent_id, Job.kind.in_(INTERNAL_KINDS), Job.status.in_(("queued", "running"))
+    )
+    for shard_id in session.scalars(query.order_by(Job.id)).all():
+        shard = lock(session, shard_id)
+        if shard.status in ("queued", "running"):
+            _cancel(session, shard)
+
+
 def request_cancel(session: Session, job_id: str, workspace_id: str | None = None) -> Job:
     """Cancel a queued job at once, or ask a running one to stop; asking again changes nothing.
+
+    Its shards, if it has any, stop with it.
 
     Raises:
         NotFound: no such job.
@@ -141,15 +163,21 @@ def request_cancel(session: Session, job_id: str, workspace_id: str | None = Non
     job = lock(session, job_id, workspace_id)
     if job.status in ("cancelling", "cancelled"):
         return job
+    if job.status not in ("queued", "running"):
+        raise InvalidTransition(f"job {job_id} has already {job.status}")
+    _cancel(session, job)
+    cancel_shards(session, job.id)
+    return job
+
+
+def _cancel(session: Session, job: Job) -> None:
+    """Move a queued or running job, which the caller has locked, towards its cancellation."""
     if job.status == "queued":
         job.status, job.finished_at = "cancelled", utcnow()
-    elif job.status == "running":
-        job.status = "cancelling"
     else:
-        raise InvalidTransition(f"job {job_id} has already {job.status}")
+        job.status = "cancelling"
     job.stop_requested = True
     add_status_event(session, job)
-    return job
 
 
 def requeue(session: Session, job_id: str, workspace_id: str | None = None) -> Job:

@@ -33,7 +33,7 @@ def test_ready_with_a_broker_and_a_live_worker_for_every_queue(service, monkeypa
         workers.beat(session, "one", ["recast.profile", "recast.training"])
     assert service.client.get("/readyz").status_code == 503
     with service.write() as session, session.begin():
-        workers.beat(session, "two", ["recast.evaluation"])
+        workers.beat(session, "two", ["recast.evaluation", "recast.profile_shard"])
     answer = service.client.get("/readyz")
     assert (answer.status_code, answer.json()["ready"]) == (200, True)
 

@@ -95,6 +95,24 @@ def test_every_finding_is_kept(done: dict[str, Any], client: Client) -> None:
     assert report["verdict"]
 
 
+def test_a_profile_in_shards_is_one_engines_to_the_last_bit(home: Home) -> None:
+    estimator = {"levels": 3, "prompts": 4, "images_per_prompt": 16, "sampling_steps": 2}  # two prompt groups
+    body = {"model": "miniature", "rewards": ["clipscore"], "prompt_set": "pset_miniature_train"}
+    with Client(home=home.root) as client:
+        whole = client.create_profile({**body, "estimator": estimator})
+        parts = client.create_profile({**body, "estimator": estimator, "shards": 8, "reuse": False})
+        one, many = (client.result(client.wait(job["id"])) for job in (whole, parts))
+        assert many["curves"] == one["curves"]
+        for name in ("model_evaluations", "reward_calls"):
+            assert many["cost"][name] == one["cost"][name] > 0
+        events = [event.data for event in client.events(many["id"]) if event.type == "finding"]
+        ends = sorted((event["round"], event["shard"]) for event in events if event["kind"] == "shard")
+        assert ends == [(0, 0), (0, 1)]
+        again = client.create_profile({**body, "estimator": estimator, "shards": 2})
+        assert (again["reused"], again["id"]) == (True, many["id"])
+        assert {job["kind"] for job in client.jobs(limit=100)} <= {"profile", "training", "evaluation"}
+
+
 def test_events_tell_the_whole_story_once(done: dict[str, Any], client: Client) -> None:
     events = list(client.events(done["training"]["id"]))
     assert [event.seq for event in events] == sorted({event.seq for event in events})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
+from recast_engine import weights
 from recast_engine.errors import WeightsUnavailable
 from recast_engine.weights import folder_digest, weights_identity
 
@@ -29,6 +31,17 @@ def test_a_folder_is_known_by_names_and_contents(tmp_path: Path) -> None:
     (second / "vae" / "model.safetensors").write_bytes(b"weights")
     (second / "config.json").rename(second / "other.json")
     assert folder_digest(second) != folder_digest(first)
+
+
+def test_a_huge_file_is_known_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "READ_BYTES", 3)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"1234")
+    os.utime(path, ns=(5, 5))
+    first = folder_digest(tmp_path)
+    assert first == hashlib.sha256(b"4 5  model.safetensors\n").hexdigest()
+    os.utime(path, ns=(6, 6))
+    assert folder_digest(tmp_path) != first
 
 
 def test_a_repository_is_known_by_its_cached_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

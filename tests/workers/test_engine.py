@@ -14,7 +14,7 @@ import pytest
 
 from recast_engine.errors import NonFinite
 from tests.workers.conftest import REPOSITORY
-from workers.engine import PARENT_GONE, Commands, PipeObserver, _describe
+from workers.engine import PARENT_GONE, Commands, PipeObserver, describe
 from workers.process import EngineProcess, thread_environment
 
 
@@ -116,12 +116,12 @@ def test_errors_keep_their_type_and_lose_their_secrets() -> None:
     class OutOfMemoryError(RuntimeError):
         """Named as the one of a device library."""
 
-    assert _describe(NonFinite("loss at step 3")) == {"type": "non-finite", "detail": "loss at step 3"}
-    assert _describe(OutOfMemoryError("tried 3 GiB"))["type"] == "out-of-memory"
-    assert _describe(OSError(28, "No space left on device", "/secret"))["detail"] == (
+    assert describe(NonFinite("loss at step 3")) == {"type": "non-finite", "detail": "loss at step 3"}
+    assert describe(OutOfMemoryError("tried 3 GiB"))["type"] == "out-of-memory"
+    assert describe(OSError(28, "No space left on device", "/secret"))["detail"] == (
         "a file could not be used: No space left on device"
     )
-    internal = _describe(KeyError("/secret"))
+    internal = describe(KeyError("/secret"))
     assert internal["type"] == "internal"
     assert "secret" not in internal["detail"]
 
