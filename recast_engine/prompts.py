@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,11 @@ from recast_engine import strict_json
 from recast_engine.errors import ConfigError
 
 MAX_PROMPT_CHARACTERS = 4000
+
+_DOUBLE_QUOTED = re.compile(r"""["＂]([^"＂]*)["＂]|“([^“”]*)”|„([^„“”]*)[“”]|«([^«»]*)»|「([^「」]*)」""")
+# A single quote opens after no letter and closes before none; between letters, and before a decade, it is an
+# apostrophe.
+_SINGLE_QUOTED = re.compile(r"""(?<!\w)['‘](?!\d0s)(?=\S)((?:[^'‘’]|(?<=\w)['’](?=\w))+)(?<=\S)['’](?!\w)""")
 
 
 class PromptSetError(ValueError):
@@ -40,9 +46,19 @@ class Prompt:
     exclude: tuple[Mapping[str, Any], ...] = ()
     tag: str | None = None
 
+    @property
+    def target(self) -> str | None:
+        """What the image should spell: ``text``, or else the first quoted span of the prompt, if any."""
+        if self.text is not None:
+            return self.text
+        return next(iter(quoted_spans(self.prompt)), None)
+
     def has(self, metadata: str) -> bool:
-        """Whether the prompt carries the metadata field ``metadata`` ("text", "include", ...)."""
-        return bool(getattr(self, metadata))
+        """Whether the prompt carries the metadata field ``metadata`` ("text", "include", ...).
+
+        A quoted span in the prompt counts as "text".
+        """
+        return bool(self.target if metadata == "text" else getattr(self, metadata))
 
     def to_json(self) -> dict[str, Any]:
         """The prompt as one JSONL object, empty fields left out."""
@@ -54,6 +70,17 @@ class Prompt:
             "tag": self.tag,
         }
         return {key: value for key, value in fields.items() if value}
+
+
+def quoted_spans(prompt: str) -> list[str]:
+    """What stands between quotes in ``prompt``, in order, blank spans left out.
+
+    Straight and typographic double quotes count; single quotes only in a prompt without double-quoted spans,
+    since there they may be apostrophes.
+    """
+    found = ["".join(groups).strip() for groups in _DOUBLE_QUOTED.findall(prompt)]
+    spans = [span for span in found if span]
+    return spans or [span.strip() for span in _SINGLE_QUOTED.findall(prompt)]
 
 
 class _Clause(BaseModel):

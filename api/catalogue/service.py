@@ -84,6 +84,7 @@ def metadata_problem(reward: str, prompts: Sequence[Prompt]) -> str | None:
     if usable_prompts(reward, prompts):
         return None
     needs = " and ".join(repr(name) for name in REWARDS[reward].needs_metadata)
+    needs += " (or a quoted span)" if "text" in REWARDS[reward].needs_metadata else ""
     return f"reward {reward!r} needs prompts with {needs}, and the prompt set has none"
 
 

@@ -1,7 +1,9 @@
-"""Whether an image spells its prompt's ``text``: rapidocr's recogniser against the target.
+"""Whether an image spells its prompt's target: rapidocr's recogniser against it.
 
-The score is max(0, 1 - d / n): d the edit distance between what was read and the target, n the target's
-length, both without spaces and case, as text-rendering rewards are published (Flow-GRPO, arXiv 2505.05470).
+The target is the prompt's ``text``, or else its first quoted span. The score is max(0, 1 - d / n): d the edit
+distance between what was read and the target, n the target's length, both without spaces and case, as
+text-rendering rewards are published (Flow-GRPO, arXiv 2505.05470). As there, a target that stands somewhere
+within what a large image says counts as read without error: a scene may show other words too.
 
 Small images (below 256 px) are one line of large type: the band that differs from the border's colour is
 enlarged and given to the recogniser alone, many at once. Larger images go through text detection first.
@@ -62,12 +64,21 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-def similarity(read: str, target: str) -> float:
-    """max(0, 1 - edit distance / length of the target), in [0, 1]. Raises ValueError for a blank target."""
-    wanted = normalise(target)
+def similarity(read: str, target: str, *, within: bool = False) -> float:
+    """max(0, 1 - edit distance / length of the target), in [0, 1].
+
+    Args:
+        within: a target that is part of what was read is 1, whatever else was read.
+
+    Raises:
+        ValueError: a blank target.
+    """
+    wanted, found = normalise(target), normalise(read)
     if not wanted:
         raise ValueError("the target text is blank")
-    return max(0.0, 1.0 - edit_distance(normalise(read), wanted) / len(wanted))
+    if within and wanted in found:
+        return 1.0
+    return max(0.0, 1.0 - edit_distance(found, wanted) / len(wanted))
 
 
 def text_line(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -136,6 +147,7 @@ class OCR:
     """Spelling accuracy as a reward; readers are created when first needed."""
 
     id = "ocr"
+    lane = "cpu"
 
     def __init__(self, line_reader: Reader | None = None, page_reader: Reader | None = None):
         self._line_reader = line_reader
@@ -152,9 +164,10 @@ class OCR:
     def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
         """Scores (N,) in [0, 1]; NaN where the reader failed on an image."""
         scores = np.full(len(images), np.nan)
+        scene = min(images.shape[1:3]) >= SMALL
         for index, (read, prompt) in enumerate(zip(self.read(images), prompts, strict=True)):
-            if read is not None and prompt.text is not None:
-                scores[index] = similarity(read, prompt.text)
+            if read is not None and prompt.target is not None:
+                scores[index] = similarity(read, prompt.target, within=scene)
         return scores
 
 

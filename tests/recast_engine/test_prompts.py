@@ -2,7 +2,14 @@ import pickle
 
 import pytest
 
-from recast_engine.prompts import Prompt, PromptSetError, dump_prompts, parse_prompts, prompt_set_hash
+from recast_engine.prompts import (
+    Prompt,
+    PromptSetError,
+    dump_prompts,
+    parse_prompts,
+    prompt_set_hash,
+    quoted_spans,
+)
 
 POSITION = (
     '{"tag": "position", "include": [{"class": "teddy bear", "count": 1}, '
@@ -65,3 +72,34 @@ def test_an_empty_set_is_refused():
 def test_prompt_equality_is_by_value():
     clause = {"class": "x", "count": 1}
     assert Prompt("a", include=(clause,)) == Prompt("a", include=(dict(clause),))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "spans"),
+    [
+        ('a sign that says "Hello World"', ["Hello World"]),
+        ("a sign that says 'Hello World'.", ["Hello World"]),
+        (
+            "a poster, “Grand Opening”, and „Willkommen“ and «Bonjour»",
+            ["Grand Opening", "Willkommen", "Bonjour"],
+        ),
+        ("a banner with ‘Joe’s Café’", ["Joe’s Café"]),
+        ("a label 'Queen Anne's Revenge' on a ship", ["Queen Anne's Revenge"]),
+        ('a knight\'s castle, its sign "Trespassers Will Be Jousted"', ["Trespassers Will Be Jousted"]),
+        ('"STOP" beside "GO"', ["STOP", "GO"]),
+        ("a '90s diner with the dogs' bowls", []),
+        ("rock 'n' roll", ["n"]),
+        ('nothing between "" or " "', []),
+        ("看板に「営業中」", ["営業中"]),
+        ('an open " quote', []),
+    ],
+)
+def test_quoted_spans_are_found_and_apostrophes_are_not(prompt, spans):
+    assert quoted_spans(prompt) == spans
+    assert Prompt(prompt).target == (spans[0] if spans else None)
+    assert Prompt(prompt).has("text") == bool(spans)
+
+
+def test_text_metadata_comes_before_quoted_spans():
+    assert Prompt('a sign "STOP"', text="GO").target == "GO"
+    assert "text" not in Prompt('a sign "STOP"').to_json()  # the set's hash does not depend on the reading

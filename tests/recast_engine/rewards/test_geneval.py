@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from recast_engine.miniature import world
 from recast_engine.miniature.detector import MiniatureDetector
-from recast_engine.prompts import Prompt
+from recast_engine.prompts import Prompt, parse_prompts
 from recast_engine.rewards.geneval import GenEval, Rules, judge, relative_positions
 
 
@@ -174,3 +177,112 @@ def test_a_failing_detector_costs_one_image():
     scores = GenEval(detector).score(images, [prompt(ONE_CAT)] * 2)
     assert scores[0] == 1.0
     assert np.isnan(scores[1])
+
+
+KINDS = {
+    # tag: include, exclude, what is found, the published verdict
+    "single_object": [
+        (({"class": "bench", "count": 1},), (), [Found("bench")], True),
+        (({"class": "bench", "count": 1},), (), [Found("chair")], False),
+    ],
+    "two_object": [
+        ((ONE_CAT, DOG), (), [Found("cat"), Found("dog")], True),
+        ((ONE_CAT, DOG), (), [Found("cat")], False),
+    ],
+    "counting": [
+        ((TWO_CATS,), ({"class": "cat", "count": 3},), [Found("cat", 0.95)] * 2, True),
+        ((TWO_CATS,), ({"class": "cat", "count": 3},), [Found("cat", 0.95)], False),  # too few
+        ((TWO_CATS,), ({"class": "cat", "count": 3},), [Found("cat", 0.95)] * 3, False),  # too many
+        ((TWO_CATS,), ({"class": "cat", "count": 3},), [Found("cat", 0.95)] * 2 + [Found("cat", 0.85)], True),
+    ],
+    "colors": [
+        ((RED_CAT,), (), [Found("cat", color="red")], True),
+        ((RED_CAT,), (), [Found("cat", color="orange")], False),
+    ],
+    "color_attr": [
+        ((RED_CAT, {"class": "dog", "count": 1, "color": "blue"}), (),
+         [Found("cat", color="red"), Found("dog", color="blue")], True),
+        ((RED_CAT, {"class": "dog", "count": 1, "color": "blue"}), (),
+         [Found("cat", color="blue"), Found("dog", color="red")], False),  # colours swapped
+    ],
+    "position": [
+        ((DOG, CAT_LEFT), (), [Found("dog", box=at(40, 10)), Found("cat", box=at(10, 10))], True),
+        ((DOG, CAT_LEFT), (), [Found("dog", box=at(10, 10)), Found("cat", box=at(40, 10))], False),  # swapped
+        ((DOG, CAT_LEFT), (), [Found("dog", box=at(11, 10)), Found("cat", box=at(10, 10))], False),  # overlap
+        ((DOG, CAT_LEFT), (), [Found("cat", box=at(10, 10))], False),  # nothing to stand beside
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", KINDS)
+def test_the_published_verdicts_for_every_kind_of_prompt(tag):
+    for include, exclude, found, verdict in KINDS[tag]:
+        assert judge(found, prompt(*include, exclude=exclude, tag=tag)).strict is verdict
+
+
+def published_prompts() -> list[Prompt]:
+    """The six kinds of GenEval prompts over COCO's classes, in the published form of a JSONL line."""
+    from recast_engine.rewards.mask2former import CLASSES, COLORS
+
+    rows = []
+    for place, name in enumerate(CLASSES):
+        other, color = CLASSES[place - 1], COLORS[place % 10]
+        relation = ("left of", "right of", "above", "below")[place % 4]
+        one, two = {"class": name, "count": 1}, {"class": other, "count": 1}
+        rows += [
+            {"tag": "single_object", "include": [one], "prompt": f"a photo of a {name}"},
+            {"tag": "two_object", "include": [one, two], "prompt": f"a photo of a {name} and a {other}"},
+            {
+                "tag": "counting", "include": [{"class": name, "count": place % 3 + 2}],
+                "exclude": [{"class": name, "count": place % 3 + 3}], "prompt": f"a photo of {name}s",
+            },
+            {"tag": "colors", "include": [one | {"color": color}], "prompt": f"a photo of a {color} {name}"},
+            {
+                "tag": "color_attr", "include": [one | {"color": color}, two | {"color": "red"}],
+                "prompt": f"a photo of a {color} {name} and a red {other}",
+            },
+            {
+                "tag": "position", "include": [two, one | {"position": [relation, 0]}],
+                "prompt": f"a photo of a {name} {relation} a {other}",
+            },
+        ]  # fmt: skip
+    return parse_prompts("\n".join(json.dumps(row) for row in rows))
+
+
+def check_prompts(prompts: list[Prompt]) -> None:
+    """Every prompt can be judged, and detections made from its own clauses satisfy it."""
+    from recast_engine.rewards.mask2former import CLASSES, COLORS
+
+    for asked in prompts:
+        found: list[Found] = []
+        for clause in asked.include:
+            assert clause["class"] in CLASSES
+            assert clause.get("color", "red") in COLORS
+            dx, dy = {"left of": (-60, 0), "right of": (60, 0), "above": (0, -60), "below": (0, 60)}.get(
+                clause.get("position", ("", 0))[0], (0, 0)
+            )
+            found += [
+                Found(clause["class"], 0.95, at(200 + dx, 200 + dy), clause.get("color", "red"))
+            ] * clause["count"]
+        assert judge(found, asked).strict, asked
+        assert not judge(found[:-1], asked).strict, asked
+
+
+def test_prompts_of_every_kind_and_class_parse_and_can_be_satisfied():
+    prompts = published_prompts()
+    assert len(prompts) == 480
+    check_prompts(prompts)
+
+
+@pytest.mark.skipif(
+    "RECAST_TEST_PROMPTS" not in os.environ,
+    reason="RECAST_TEST_PROMPTS names no folder with the published geneval.jsonl and ocr.txt",
+)
+def test_the_published_prompts_parse():
+    folder = Path(os.environ["RECAST_TEST_PROMPTS"])
+    geneval = parse_prompts((folder / "geneval.jsonl").read_text(encoding="utf-8"))
+    assert len(geneval) == 553
+    check_prompts(geneval)
+    spelling = parse_prompts((folder / "ocr.txt").read_text(encoding="utf-8"))
+    assert len(spelling) == 500
+    assert all(one.target for one in spelling)

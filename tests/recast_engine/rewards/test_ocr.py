@@ -57,6 +57,20 @@ def test_similarity_by_hand(read, target, score):
     assert similarity(read, target) == pytest.approx(score)
 
 
+def test_within_a_scene_other_words_cost_nothing_once_the_target_is_there():
+    assert similarity("OPEN Grand Café since 1903", "grand café", within=True) == 1.0
+    assert similarity("OPEN Grand Café since 1903", "grand café") == 0.0
+    assert similarity("Gramd", "Grand", within=True) == pytest.approx(0.8)
+
+
+def test_the_target_may_stand_in_quotes(reward):
+    rng = random.Random(13)
+    scene = world.sample_scene(rng, "text")
+    image = np.asarray(world.render(scene, rng))[None]
+    asked = [Prompt(f"a sign that says “{scene.word}”")]
+    assert reward.score(image, asked)[0] == reward.score(image, [Prompt("x", text=scene.word)])[0] > 0.6
+
+
 def test_a_blank_target_is_an_error():
     with pytest.raises(ValueError, match="blank"):
         similarity("CAT", " ")
@@ -113,6 +127,16 @@ def test_large_images_go_through_detection(reward):
     assert score[0] > 0.9
     blank = np.full((1, 256, 256, 3), 200, np.uint8)
     assert reward.score(blank, [Prompt("a sign", text="Grand Opening")])[0] == 0.0
+
+
+def test_noise_and_huge_images_score_low_without_an_exception(reward):
+    rng = np.random.default_rng(1)
+    noise = rng.integers(0, 256, (1, 512, 512, 3), dtype=np.uint8)
+    huge = np.full((1, 3000, 4000, 3), 180, np.uint8)
+    thin = rng.integers(0, 256, (1, 300, 2, 3), dtype=np.uint8)
+    for images in (noise, huge, thin):
+        score = reward.score(images, [Prompt("a sign", text="Grand Opening")])
+        assert 0.0 <= score[0] <= 0.25
 
 
 def test_a_failing_reader_costs_one_image_and_not_a_zero(caplog):
