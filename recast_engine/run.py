@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from recast_engine import config as configs
+from recast_engine.backbones.base import Backbone
 from recast_engine.backbones.catalogue import model_info
 from recast_engine.backbones.load import load_backbone
 from recast_engine.errors import ConfigError
@@ -18,6 +19,8 @@ from recast_engine.profiling.measure import measure_profile, measure_work
 from recast_engine.profiling.plan import Plan, Work
 from recast_engine.prompts import Prompt, checked_prompts
 from recast_engine.rewards.scoring import load_scorer
+from recast_engine.rewards.service import ScoringService
+from recast_engine.rewards.settings import device as reward_device
 from recast_engine.training.adapters import loaded_adapter
 from recast_engine.training.loop import train
 
@@ -95,8 +98,10 @@ def _profile(request: Request, workdir: Path, observer: Observer) -> dict[str, A
     config = configs.load(configs.ProfileConfig, request.config)
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
-    scorer = load_scorer(config.rewards, model_info(config.model).reward_world, device=str(backbone.device))
-    with loaded_adapter(backbone, request.adapter(config.adapter)):
+    with (
+        _scoring(config.rewards, config.model, backbone) as scorer,
+        loaded_adapter(backbone, request.adapter(config.adapter)),
+    ):
         profile = measure_profile(
             backbone, scorer, request.read_prompts(), config.estimator, seed=config.seed, observer=observer
         )
@@ -112,9 +117,11 @@ def _profile_shard(request: Request, workdir: Path, observer: Observer) -> dict[
     work, prompts = Work.from_dict(request.work), request.read_prompts()
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
-    scorer = load_scorer(config.rewards, model_info(config.model).reward_world, device=str(backbone.device))
     plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
-    with loaded_adapter(backbone, request.adapter(config.adapter)):
+    with (
+        _scoring(config.rewards, config.model, backbone) as scorer,
+        loaded_adapter(backbone, request.adapter(config.adapter)),
+    ):
         table = measure_work(backbone, scorer, prompts, plan, work, observer=observer)
     path = workdir / "scores.safetensors"
     table.save(path)
@@ -128,19 +135,19 @@ def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, 
     rewards = tuple(dict.fromkeys(reward for stage in config.stages for reward in stage.budgets))
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
-    scorer = load_scorer(rewards, model_info(config.model).reward_world, device=str(backbone.device))
-    result = train(
-        backbone,
-        scorer,
-        request.read_prompts(),
-        config,
-        observer=observer,
-        workdir=workdir,
-        allocations=request.allocations,
-        profiles=request.profiles,
-        initial_adapter=request.adapter(config.adapter),
-        resume_from=request.resume_from,
-    )
+    with _scoring(rewards, config.model, backbone) as scorer:
+        result = train(
+            backbone,
+            scorer,
+            request.read_prompts(),
+            config,
+            observer=observer,
+            workdir=workdir,
+            allocations=request.allocations,
+            profiles=request.profiles,
+            initial_adapter=request.adapter(config.adapter),
+            resume_from=request.resume_from,
+        )
     return result.to_dict()
 
 
@@ -150,13 +157,22 @@ def _evaluation(request: Request, workdir: Path, observer: Observer) -> dict[str
     if config.model is None:
         raise ConfigError("model: name the base model of the subjects")
     backbone = load_backbone(config.model)
-    scorer = load_scorer(config.rewards, model_info(config.model).reward_world, device=str(backbone.device))
     adapters = {subject.label: request.adapter(subject.adapter) for subject in config.subjects}
-    report = evaluate(
-        backbone, scorer, request.read_prompts(), config, adapters, observer=observer, workdir=workdir
-    )
+    with _scoring(config.rewards, config.model, backbone, cache=True) as scorer:
+        report = evaluate(
+            backbone, scorer, request.read_prompts(), config, adapters, observer=observer, workdir=workdir
+        )
     observer.finding("evaluation", report)
     return {"baseline": config.baseline, "verdict": report["verdict"]}
+
+
+def _scoring(
+    rewards: Sequence[str], model: str, backbone: Backbone, *, cache: bool = False
+) -> ScoringService:
+    """The job's rewards for images of ``model``, on the operator's device or else the backbone's."""
+    device = reward_device(str(backbone.device))
+    scorer = load_scorer(rewards, model_info(model).reward_world, device=device)
+    return ScoringService(scorer, device=device, cache=cache)
 
 
 _RUNNERS: dict[str, Callable[[Request, Path, Observer], dict[str, Any]]] = {

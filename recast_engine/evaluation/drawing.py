@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ from recast_engine.backbones.sampling import sample
 from recast_engine.config import EvaluationConfig
 from recast_engine.observer import Observer, Stopped
 from recast_engine.prompts import Prompt
-from recast_engine.rewards.scoring import Scorer
+from recast_engine.rewards.base import Scores
+from recast_engine.rewards.scoring import Scorer as InlineScorer
+from recast_engine.rewards.service import ScoringService, begin
 
+Scorer = InlineScorer | ScoringService
 Images = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 BATCH = 32
 """Images sampled and decoded at once."""
+AHEAD = 2
+"""Groups that may wait for their scores while the next one is drawn."""
 GRID_PROMPTS = 8
 GRID_IMAGES = 4
 SEED_RULE = "numpy.random.SeedSequence((seed, prompt_index, image_index)).generate_state(1)[0] >> 1"
@@ -88,7 +94,7 @@ class Drawn:
             the pixel range; NaN with one image a prompt.
         shown: (rows, columns, H, W, 3), the images of the sample grid.
         reward_calls: images scored, summed over rewards.
-        seconds: wall time of drawing and scoring.
+        seconds: wall time of drawing and scoring, which go on side by side.
     """
 
     scores: Floats
@@ -121,28 +127,57 @@ def draw(
     Raises:
         Stopped: the observer asked to stop, between groups of prompts.
     """
-    prompt_count, per_prompt = plan.seeds.shape
-    scores = np.full((len(scorer.rewards), prompt_count, per_prompt), np.nan)
-    failed = np.zeros(scores.shape, dtype=bool)
-    diversity = np.full(prompt_count, np.nan)
-    shown: list[Images] = []
-    calls, seconds = 0, 0.0
-    group = max(1, BATCH // per_prompt)
-    for first in range(0, prompt_count, group):
-        started = time.perf_counter()
-        rows = range(first, min(first + group, prompt_count))
-        images, used = _draw_group(backbone, plan, rows, steps, observer)
-        batch = scorer(images, [plan.prompts[row] for row in rows for _ in range(per_prompt)])
-        scores[:, rows] = batch.values.reshape(-1, len(rows), per_prompt)
-        failed[:, rows] = batch.failed.reshape(-1, len(rows), per_prompt)
-        by_prompt = images.reshape(len(rows), per_prompt, *images.shape[1:])
-        diversity[rows] = [pairwise_distance(own) for own in by_prompt]
-        shown += [by_prompt[row - first, : plan.columns] for row in rows if row in plan.shown]
-        scored, took = int(batch.applicable.sum()), time.perf_counter() - started
-        calls, seconds = calls + scored, seconds + took
-        observer.cost(model_evaluations=used, reward_calls=scored, device_seconds=took)
-        observer.advance(done + rows.stop * per_prompt)
-    return Drawn(scores, failed, diversity, np.stack(shown), calls, seconds)
+    tally = _Tally(scorer, plan, observer, done)
+    group = max(1, BATCH // tally.per_prompt)
+    for first in range(0, len(plan.prompts), group):
+        rows = range(first, min(first + group, len(plan.prompts)))
+        tally.add(rows, *_draw_group(backbone, plan, rows, steps, observer))
+    return tally.finish()
+
+
+class _Tally:
+    """What becomes of a subject's images: scores as they arrive, diversity, the images shown, the cost."""
+
+    def __init__(self, scorer: Scorer, plan: Plan, observer: Observer, done: int):
+        self.plan, self.scorer, self.observer, self.done = plan, scorer, observer, done
+        prompt_count, self.per_prompt = plan.seeds.shape
+        self.scores = np.full((len(scorer.rewards), prompt_count, self.per_prompt), np.nan)
+        self.failed = np.zeros(self.scores.shape, dtype=bool)
+        self.diversity = np.full(prompt_count, np.nan)
+        self.shown: list[Images] = []
+        self.calls, self.seconds, self.used = 0, 0.0, 0
+        self.clock = time.perf_counter()
+        self.waiting: deque[tuple[range, Callable[[], Scores]]] = deque()
+
+    def add(self, rows: range, images: Images, used: int) -> None:
+        """Take the images (len(rows) * K, H, W, 3) of prompts ``rows``, which took ``used`` evaluations."""
+        plan = self.plan
+        prompts = [plan.prompts[row] for row in rows for _ in range(self.per_prompt)]
+        self.waiting.append((rows, begin(self.scorer, images, prompts)))
+        by_prompt = images.reshape(len(rows), self.per_prompt, *images.shape[1:])
+        self.diversity[rows] = [pairwise_distance(own) for own in by_prompt]
+        self.shown += [by_prompt[row - rows.start, : plan.columns] for row in rows if row in plan.shown]
+        self.used += used
+        while len(self.waiting) > AHEAD:
+            self._collect()
+
+    def finish(self) -> Drawn:
+        """Wait for the last scores."""
+        while self.waiting:
+            self._collect()
+        shown = np.stack(self.shown)
+        return Drawn(self.scores, self.failed, self.diversity, shown, self.calls, self.seconds)
+
+    def _collect(self) -> None:
+        rows, scores = self.waiting.popleft()
+        batch = scores()
+        self.scores[:, rows] = batch.values.reshape(-1, len(rows), self.per_prompt)
+        self.failed[:, rows] = batch.failed.reshape(-1, len(rows), self.per_prompt)
+        now, scored = time.perf_counter(), int(batch.applicable.sum())
+        self.observer.cost(model_evaluations=self.used, reward_calls=scored, device_seconds=now - self.clock)
+        self.calls, self.seconds = self.calls + scored, self.seconds + now - self.clock
+        self.used, self.clock = 0, now
+        self.observer.advance(self.done + rows.stop * self.per_prompt)
 
 
 def _draw_group(

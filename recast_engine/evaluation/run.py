@@ -18,11 +18,10 @@ from recast_engine.errors import ConfigError
 from recast_engine.evaluation import objective as objectives
 from recast_engine.evaluation import verdict
 from recast_engine.evaluation.comparison import compare
-from recast_engine.evaluation.drawing import SEED_RULE, Drawn, Plan, draw, save_grid
+from recast_engine.evaluation.drawing import SEED_RULE, Drawn, Plan, Scorer, draw, save_grid
 from recast_engine.evaluation.report import render_report
 from recast_engine.observer import Observer
 from recast_engine.prompts import Prompt, prompt_set_hash
-from recast_engine.rewards.scoring import Scorer
 from recast_engine.training.adapters import loaded_adapter
 
 VERSIONED = ("recast", "torch", "diffusers", "transformers", "peft", "numpy", "rapidocr")

@@ -11,10 +11,11 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,38 @@ class Pending:
         scores = gather(self._service.rewards, self._applicable, [row.result() for row in self._rows])
         self._service.check(scores)
         return scores
+
+
+class Asked(Protocol):
+    """What ``begin`` needs of a scorer."""
+
+    def __call__(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> Scores:
+        """Scores of ``images`` (N, H, W, 3) against ``prompts`` (N)."""
+
+
+def begin(scorer: Asked, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    """Start to score, and return what waits for the scores; a scorer without threads scores at once."""
+    if isinstance(scorer, ScoringService):
+        return scorer.submit(images, prompts).result
+    scores = scorer(images, prompts)
+    return lambda: scores
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """The scores of several batches of images as one."""
+    return Scores(
+        parts[0].rewards,
+        np.concatenate([part.values for part in parts], axis=1),
+        np.concatenate([part.applicable for part in parts], axis=1),
+        np.sum([part.seconds for part in parts], axis=0),
+        last_errors(parts),
+    )
+
+
+def last_errors(parts: Sequence[Scores]) -> tuple[str, ...]:
+    """Per reward the last error of several batches, "" where there was none; empty where nobody kept them."""
+    kept = [part.errors for part in parts if part.errors]
+    return tuple(next(filter(None, reversed(texts)), "") for texts in zip(*kept, strict=True))
 
 
 class ScoringService:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,15 +14,13 @@ from torch import Tensor
 
 from recast_engine.backbones.base import Backbone, Conditioning
 from recast_engine.backbones.sampling import sample
-from recast_engine.config import SamplingConfig
+from recast_engine.config import MAX_FAILED_SHARE, SamplingConfig
 from recast_engine.errors import RewardFailure
 from recast_engine.observer import Observer
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.base import Scores
+from recast_engine.rewards.service import begin, joined
 from recast_engine.training.adapters import OLD, AdapterSet
-
-MAX_FAILED_SHARE = 0.2
-"""A reward that fails on more of an epoch's images than this ends the training."""
 
 _PROMPTS, _IMAGES, _UPDATES = 1, 2, 3
 
@@ -51,8 +49,8 @@ class Rollouts:
         groups: (N,) int64 group of each image, 0..P-1.
         conditioning: of the P prompts.
         scores: of the N images.
-        sampling_seconds: time to draw and decode.
-        scoring_seconds: time to score.
+        sampling_seconds: time to draw and decode, and to score on the way.
+        scoring_seconds: time spent waiting for scores once all was drawn.
     """
 
     latents: Tensor
@@ -101,6 +99,8 @@ def draw_rollouts(
 ) -> Rollouts:
     """Draw ``config.images_per_prompt`` images of every prompt with the *old* policy, and score them.
 
+    A batch is scored while the next one is drawn, if ``scorer`` is a ScoringService.
+
     Raises:
         RewardFailure: a reward failed on more than a fifth of the images it applies to.
         Stopped: the observer asked to stop.
@@ -108,25 +108,31 @@ def draw_rollouts(
     started = time.perf_counter()
     groups = torch.arange(len(prompts)).repeat_interleave(config.images_per_prompt)
     conditioning = backbone.encode_prompts([prompt.prompt for prompt in prompts])
+    parts: list[Tensor] = []
+    waiting: list[Callable[[], Scores]] = []
     with adapters.using(OLD):
         if adapters.active != OLD:
             raise AssertionError("training images must come from the old policy")
-        latents = sample(
-            backbone,
-            conditioning.select(groups),
-            seeds,
-            steps=config.steps,
-            solver=config.solver,
-            shift=config.shift,
-            batch_size=config.batch_size,
-            observer=observer,
-        )
-    images = backbone.decode(latents)
+        for start in range(0, len(seeds), config.batch_size):
+            owners = groups[start : start + config.batch_size]
+            latents = sample(
+                backbone,
+                conditioning.select(owners),
+                seeds[start : start + config.batch_size],
+                steps=config.steps,
+                solver=config.solver,
+                shift=config.shift,
+                batch_size=config.batch_size,
+                observer=observer,
+            )
+            parts.append(latents.float())
+            asked = [prompts[owner] for owner in owners.tolist()]
+            waiting.append(begin(scorer, backbone.decode(latents), asked))
     drawn = time.perf_counter()
-    scores = scorer(images, [prompts[group] for group in groups.tolist()])
+    scores = joined([scored() for scored in waiting])
     check_failures(scores)
     return Rollouts(
-        latents.float(), groups, conditioning, scores, drawn - started, time.perf_counter() - drawn
+        torch.cat(parts), groups, conditioning, scores, drawn - started, time.perf_counter() - drawn
     )
 
 
@@ -134,9 +140,13 @@ def check_failures(scores: Scores) -> None:
     """Raises RewardFailure naming every reward that failed on too many of the images it applies to."""
     failed, applicable = scores.failed.sum(1), scores.applicable.sum(1)
     bad = [
-        f"{reward} failed on {failed[row]} of {applicable[row]} images"
+        f"{reward} failed on {failed[row]} of {applicable[row]} images" + _reason(scores, row)
         for row, reward in enumerate(scores.rewards)
         if failed[row] > MAX_FAILED_SHARE * applicable[row]
     ]
     if bad:
         raise RewardFailure("; ".join(bad))
+
+
+def _reason(scores: Scores, row: int) -> str:
+    return f": {scores.errors[row]}" if scores.errors and scores.errors[row] else ""

@@ -85,7 +85,14 @@ def test_the_conversion_reads_tensors_alone() -> None:
 
 def test_the_project_declares_what_it_promises() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(project["optional-dependencies"]) == {"embedded", "rewards", "proposals", "postgres", "s3", "dev"}
+    assert set(project["optional-dependencies"]) == {
+        "embedded",
+        "rewards",
+        "proposals",
+        "postgres",
+        "s3",
+        "dev",
+    }
     assert project["scripts"] == {"recast": "recast.cli:main"}
     assert project["license"] == "Apache-2.0"
     pinned = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
