@@ -16,13 +16,27 @@ from recast.cli import (
     profiles,
     prompts,
     quickstart,
+    rewards,
     service,
     train,
 )
 from recast.cli.app import app
 from recast.errors import RecastError
 
-COMMANDS = (service, quickstart, profile, profiles, allocate, train, evaluate, jobs, download, prompts, keys)
+COMMANDS = (
+    service,
+    quickstart,
+    profile,
+    profiles,
+    allocate,
+    train,
+    evaluate,
+    jobs,
+    download,
+    prompts,
+    rewards,
+    keys,
+)
 
 
 def main() -> None:
