@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from recast_engine.profiling import Profile
 from recast_engine.profiling.assembly import profile_from_scores
+from recast_engine.profiling.plan import Plan, Work
 from recast_engine.profiling.scores import ScoreTable
 from store.models import Job
 from store.repositories import artifacts, attempts, jobs, profiles, prompt_sets
@@ -397,3 +399,44 @@ def test_a_plan_that_cannot_work_fails_the_profile(service: Sharded) -> None:
     assert (job.status, job.error["type"]) == ("failed", "invalid-config")
     assert "geneval" in job.error["detail"]
     assert service.shards(parent) == []
+
+
+def two_rounds(plan: Plan, table: ScoreTable) -> Work | None:
+    """First eight images of every prompt, then eight more of those that scored high: as an adaptive plan."""
+    rollouts = (1,) * (len(plan.levels) - 1)
+    if table.rounds == 0:
+        return Work(0, 0, tuple(range(len(plan.places))), (0, 8), rollouts)
+    if table.rounds == 1:
+        means = table.clean[0].mean(axis=1)
+        return Work(1, 0, tuple(np.flatnonzero(means > np.median(means)).tolist()), (8, 16), rollouts)
+    return None
+
+
+def test_rounds_follow_from_merged_scores_whoever_goes_on(
+    service: Sharded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker takes over in the second round, and plans the same one."""
+    monkeypatch.setattr(Plan, "next", two_rounds)
+    service.steer(pause=0.4)
+    parent = service.profile(publish=False, shards=2)
+    first = service.here(parent)
+    service.wait(lambda: len(service.shards(parent)) == 4)
+    with service.runtime.sessions.begin() as session:
+        jobs.back_to_queue(jobs.lock(session, parent))
+    second = service.here(parent)
+    for thread in (first, second):
+        thread.join(60)
+    parts = service.shards(parent)
+    assert [(part.request["round"], part.request["shard"]) for part in parts] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert [part.attempt for part in parts] == [1] * 4
+    assert {len(part.request["work"]["rows"]) for part in parts[:2]} == {4, 8}
+    assert sum(len(part.request["work"]["rows"]) for part in parts[2:]) == 6
+    check(service, parent)
+    last = service.events(parent, "progress")[-1].data
+    assert last["phase"] == "profiling, round 2"
+    assert last["phase_done"] == last["phase_total"] == 6 * 8 * 4
