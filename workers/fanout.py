@@ -39,11 +39,6 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 
 
-def wanted(job: Job) -> bool:
-    """Whether the job is a profile to be measured in shards."""
-    return job.kind == "profile" and job.config.get("shards", 1) > 1
-
-
 class FanOut:
     """Sees one attempt at a sharded profile through."""
 

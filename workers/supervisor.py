@@ -17,9 +17,7 @@ from store.errors import ArtifactMissing, NotFound, StaleAttempt, StorageError
 from store.models import Job
 from store.repositories import attempts, jobs
 from store.repositories.attempts import Claim
-from workers import fanout
 from workers.engine import describe
-from workers.fanout import FanOut
 from workers.lease import Lease
 from workers.outcome import Outcome
 from workers.preparation import prepare, workdir_of
@@ -74,9 +72,7 @@ class Supervisor:
     def _attempt(self, lease: Lease) -> Outcome:
         try:
             if self._fans_out():
-                return FanOut(
-                    self._runtime, self._claim, lease, self._reporter, partial(run_job, self._runtime)
-                ).run()
+                return self._coordinate(lease)
             workdir = prepare(self._runtime, self._claim)
             with EngineProcess(workdir, self._settings.engine_runner, self._runtime.engine_threads) as engine:
                 return self._listen(engine, lease)
@@ -100,9 +96,17 @@ class Supervisor:
             return Outcome("error", {"type": "internal", "detail": detail})
 
     def _fans_out(self) -> bool:
-        return transact(
-            self._runtime.reads, lambda session: fanout.wanted(jobs.get(session, self._claim.job_id))
-        )
+        """Whether the job is a profile to be measured in shards."""
+        if self._claim.kind != "profile":
+            return False
+        config = transact(self._runtime.reads, lambda session: jobs.get(session, self._claim.job_id).config)
+        return bool(config.get("shards", 1) > 1)
+
+    def _coordinate(self, lease: Lease) -> Outcome:
+        from workers.fanout import FanOut  # loads scipy, which most workers never need
+
+        run = partial(run_job, self._runtime)
+        return FanOut(self._runtime, self._claim, lease, self._reporter, run).run()
 
     def _storage_error(self, reason: str) -> Outcome:
         log.error("%s: storage failed: %s", self._claim.job_id, reason, exc_info=True)

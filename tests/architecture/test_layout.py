@@ -42,6 +42,7 @@ def test_import_contracts_hold() -> None:
         "recast_engine.profiling",
         "recast_engine.backbones.catalogue",
         "recast_engine.rewards.catalogue",
+        "workers.fanout",
     ],
 )
 def test_importing_loads_no_torch(module: str) -> None:

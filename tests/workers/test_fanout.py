@@ -203,8 +203,7 @@ def test_there_are_no_more_shards_than_groups(service: Sharded) -> None:
     check(service, parent)
 
 
-def test_a_killed_helper_costs_its_shard_alone(any_service: Sharded) -> None:
-    service = any_service
+def test_a_killed_helper_costs_its_shard_alone(service: Sharded) -> None:
     service.steer(pause=0.5)
     parent = service.profile()
     service.worker()
@@ -226,6 +225,7 @@ def test_a_killed_helper_costs_its_shard_alone(any_service: Sharded) -> None:
     check(service, parent)
 
 
+@pytest.mark.parametrize("any_service", ["postgresql"], indirect=True)  # SQLite: as both are killed
 def test_a_killed_coordinator_is_replaced_and_finished_shards_are_found(any_service: Sharded) -> None:
     service = any_service
     service.steer(pause=0.3)
