@@ -92,6 +92,14 @@ BUILT_IN: tuple[RewardInfo, ...] = (
         requires={"public": (Converted("imagereward", "ImageReward.pt of THUDM/ImageReward"),)},
     ),
     RewardInfo(
+        "hpsv3", "appearance", "human preference by a vision-language model, about 0 to 12",
+        (-5.0, 20.0), "held_out", "MIT", _loader("hpsv3"), worlds=("public",),
+        memory_gib=17.0, weights="MizzenAI/HPSv3",
+        requires={
+            "public": (Converted("hpsv3", "HPSv3.safetensors of MizzenAI/HPSv3", "head.safetensors"),)
+        },
+    ),
+    RewardInfo(
         "unifiedreward", "appearance", "a vision-language model's overall score, 1 to 5",
         (1.0, 5.0), "held_out", "MIT", _loader("unifiedreward"), worlds=("public",),
         weights="an endpoint that serves CodeGoat24/UnifiedReward-qwen-7b",

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recast_engine.errors import ConfigError, WeightsUnavailable
-from recast_engine.rewards import imagereward, openclip
+from recast_engine.rewards import hpsv3, imagereward, openclip
 from recast_engine.rewards.clip import OPENAI_CLIP_L
 from recast_engine.rewards.settings import weights_folder
 
@@ -29,6 +29,7 @@ Converter = Callable[[Path, Path, Mapping[str, str]], None]
 """``converter(source, folder, extra)`` writes into the empty ``folder``."""
 
 BERT = "google-bert/bert-base-uncased"
+QWEN = "Qwen/Qwen2-VL-7B-Instruct"
 
 
 def convert(
@@ -117,7 +118,7 @@ def _clip_files(tokenizer: str, side: int, folder: Path) -> None:
 
 
 def _cached(cls: Any, source: str, files: Sequence[str]) -> Any:
-    """A tokenizer of ``cls``; transformers makes an empty one where ``files`` are missing, so look first."""
+    """A tokenizer or config; transformers makes an empty one where ``files`` are missing, so look first."""
     from huggingface_hub import try_to_load_from_cache
 
     def there(name: str) -> bool:
@@ -130,8 +131,8 @@ def _cached(cls: Any, source: str, files: Sequence[str]) -> Any:
         if any(map(there, files)):
             return cls.from_pretrained(source, local_files_only=True)
     except (OSError, ValueError) as error:
-        LOG.warning("tokenizer of %s: %s", source, error)
-    raise WeightsUnavailable(f"the tokenizer of {source} is not in the local cache: run hf download {source}")
+        LOG.warning("%s of %s: %s", cls.__name__, source, error)
+    raise WeightsUnavailable(f"{files[0]} of {source} is not in the local cache: run hf download {source}")
 
 
 def _filled(cls: Any, config: Any, weights: Weights) -> Any:
@@ -212,9 +213,35 @@ def _geneval(source: Path, folder: Path, extra: Mapping[str, str]) -> None:
     shutil.copy(source / "preprocessor_config.json", folder)
 
 
+def _hpsv3(source: Path, folder: Path, extra: Mapping[str, str]) -> None:
+    """Qwen2VLModel with the reward head beside it, its tokenizer and the instruction it was trained with."""
+    from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLModel
+
+    if "instruction" not in extra:
+        raise ConfigError(
+            "instruction: give the text that the model was trained with (--instruction FILE): INSTRUCTION "
+            "and prompt_with_special_token, one after the other, of the published data collator"
+        )
+    instruction = hpsv3.check_instruction(Path(extra["instruction"]).read_text("utf-8"))
+    base = extra.get("tokenizer", QWEN)
+    tokenizer = _cached(Qwen2Tokenizer, base, ("tokenizer.json", "vocab.json"))
+    tokenizer.add_special_tokens({"additional_special_tokens": [hpsv3.REWARD_TOKEN]})
+    config = _cached(Qwen2VLConfig, base, ("config.json",))
+    model_weights, head = hpsv3.to_transformers(read_weights(source))
+    words = model_weights.get("language_model.embed_tokens.weight")
+    if words is None or len(words) < len(tokenizer):
+        raise ConfigError("the checkpoint does not fit the tokenizer: it has fewer words")
+    config.text_config.vocab_size = len(words)
+    _filled(Qwen2VLModel, config, model_weights).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_file(head, folder / "head.safetensors")
+    (folder / "instruction.txt").write_text(instruction, "utf-8")
+
+
 CONVERTERS: dict[str, Converter] = {
     "aesthetic": _aesthetic,
     "geneval": _geneval,
     "hpsv2": _hpsv2,
+    "hpsv3": _hpsv3,
     "imagereward": _imagereward,
 }

@@ -232,3 +232,27 @@ def test_what_scores_follow_from_is_part_of_a_rewards_identity(tmp_path, monkeyp
     far = catalogue.http_config.info("judge", table | {"url": "http://far/"})
     assert near.identity("public") != far.identity("public")
     assert "near" not in str(near.identity("public"))
+
+
+def test_the_documentations_ten_lines_are_a_reward():
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) <= 10
+    names: dict = {}
+    exec(code, names)
+    info = names["redness"].recast_reward
+    np.testing.assert_allclose(info.load("miniature", "cpu").score(IMAGES, PROMPTS), [0, 0.2, 1])
+    assert info.id in catalogue.build(RewardsFile(), [info])
+
+
+def test_the_documentations_file_is_one(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    path = tmp_path / "rewards.toml"
+    path.write_text(
+        next(part for part in page.split("```toml\n") if part.startswith("[http.judge]")).split("```")[0]
+    )
+    monkeypatch.setenv("RECAST_REWARDS", str(path))
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    rewards = catalogue.build(read_rewards_file(), [])
+    assert rewards["judge"].missing("public") is None
+    assert rewards["pickscore"].options == {"divisor": 26}
