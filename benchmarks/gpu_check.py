@@ -1,8 +1,9 @@
-"""A short profile and training of the miniature on a CUDA device; prints one JSON object.
+"""What a CUDA device does with this package; prints a JSON object for each part. ``gpu_check.sh`` runs it.
 
-    benchmarks/gpu_check.sh [--epochs 3]
-
-Fails if a loss is not finite, if the adapter's weights stayed zero, or if the allocation misses a budget.
+1. SD3.5-Medium's architecture at 512 pixels with random weights, against the reference's compute pattern
+   (``full_size.py``).
+2. A short profile and training of the miniature through the engine's own entry point. Fails if a loss is not
+   finite, if the adapter's weights stayed zero, or if the allocation misses a budget.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from full_size import SIZES, measure_what_fits
 from safetensors.numpy import load_file
 
 from recast_engine import miniature
@@ -77,14 +79,16 @@ def check(listener: Listener) -> None:
         np.testing.assert_allclose(shares, np.full(len(REWARDS), 1 / len(REWARDS)), atol=1e-9)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
-    arguments = parser.parse_args()
-    torch.cuda.reset_peak_memory_stats()
+def full_size(size: str, device: torch.device) -> dict[str, Any]:
+    """Part 1: 16 images in 10 steps, two optimiser steps over two noise levels of each."""
+    return measure_what_fits(SIZES[size], device, images=16, steps=STEPS, training_batch=8, repeats=3)
+
+
+def whole_miniature(epochs: int) -> dict[str, Any]:
+    """Part 2."""
     seconds: dict[str, float] = {}
     listener = Listener()
-    for name, request in requests(arguments.epochs).items():
+    for name, request in requests(epochs).items():
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
             run(request, Path(folder), listener)
@@ -92,15 +96,22 @@ def main() -> None:
     check(listener)
     parts = ("sampling", "scoring", "training")
     last = {part: round(listener.epochs[-1][f"seconds/{part}"], 3) for part in parts}
-    report = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "seconds": seconds,
-        "last_epoch_seconds": last,
-        "images_per_epoch": 256,
-        "peak_device_memory_mib": round(torch.cuda.max_memory_allocated() / 2**20, 1),
-    }
-    print(json.dumps(report, indent=2))
+    return {"seconds": seconds, "last_epoch_seconds": last, "images_per_epoch": 256}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--epochs", type=int, default=3, help="of the miniature; 0 leaves it out")
+    parser.add_argument("--device", default="cuda", help="of the full-size architecture")
+    parser.add_argument("--size", choices=SIZES, default="medium")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    report: dict[str, Any] = {"device": name, "torch": torch.__version__}
+    report["full_size"] = full_size(arguments.size, device)
+    print(json.dumps(report, indent=2), flush=True)
+    if arguments.epochs:
+        print(json.dumps({"miniature": whole_miniature(arguments.epochs)}, indent=2))
 
 
 if __name__ == "__main__":

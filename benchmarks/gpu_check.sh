@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs a short profile and training of the miniature on a CUDA device, through the engine's own entry point.
+# What a CUDA device does with this package: SD3.5-Medium's architecture against the reference's compute
+# pattern, and a short profile and training of the miniature. Takes at most 6 minutes.
 #   benchmarks/gpu_check.sh            uses .venv if there is one, else python3; PYTHON=... chooses another
 # Where there is no CUDA device it says so and succeeds.
 set -euo pipefail
@@ -16,4 +17,7 @@ if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
   echo "skipped: no CUDA device on this machine"
   exit 0
 fi
-PYTHONPATH=. exec "$PYTHON" benchmarks/gpu_check.py "$@"
+status=0
+PYTHONPATH=. timeout 360 "$PYTHON" benchmarks/gpu_check.py "$@" || status=$?
+if [ "$status" -eq 124 ]; then echo "failed: not done after 6 minutes" >&2; fi
+exit "$status"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor
 
+from recast_engine.backbones import pipeline
 from recast_engine.backbones.catalogue import FAMILIES, PIXELS_PER_TOKEN, Family, flow_sigmas
 from recast_engine.backbones.flux import GUIDANCE, FluxBackbone
-from recast_engine.backbones.pipeline import PipelineBackbone, pack, unpack
+from recast_engine.backbones.pipeline import PipelineBackbone, pack, resident, unpack
 from recast_engine.backbones.qwen_image import QwenImageBackbone
 from recast_engine.backbones.sampling import initial_noise, sample
 from recast_engine.backbones.sd3 import SD3Backbone
@@ -217,6 +219,46 @@ def test_encoding_undoes_decoding(case: Case, monkeypatch: pytest.MonkeyPatch) -
     decoded = backbone._decode(latents)
     assert float((decoded - latents).abs().max()) > 0.1
     torch.testing.assert_close(backbone._encode_pixels(decoded), latents)
+
+
+def test_text_encoders_are_on_the_device_only_while_new_prompts_are_encoded(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, visits = case.backbone, []
+
+    @contextmanager
+    def watched(modules: Any, device: torch.device) -> Iterator[None]:
+        visits.append("on")
+        with resident(modules, device):
+            yield
+        visits.append("off")
+
+    monkeypatch.setattr(pipeline, "resident", watched)
+    first = backbone.encode_prompts(["a new one", "another"])
+    again = backbone.encode_prompts(["another", "a new one"])
+    assert visits == ["on", "off"]
+    length = again.embeds.shape[1]
+    assert torch.equal(first.embeds[:, :length], again.embeds[[1, 0]])
+    encoders = [getattr(backbone.pipeline, name) for name in backbone.text_encoders]
+    assert backbone._encoders == [encoder for encoder in encoders if encoder is not None]
+
+
+def test_what_was_resident_goes_back_where_it_was_even_after_an_error() -> None:
+    """A dtype stands in for the device, which ``to`` takes too: its copy is another tensor as well."""
+    module = torch.nn.Linear(2, 2).requires_grad_(False)
+    module.register_buffer("offset", torch.ones(2))
+    home = {name: value.data_ptr() for name, value in module.state_dict().items()}
+
+    def use() -> None:
+        with resident([module], torch.float64):  # type: ignore[arg-type]
+            assert module(torch.ones(1, 2, dtype=torch.float64)).dtype == torch.float64
+            assert module.offset.dtype == torch.float64
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        use()
+    assert {name: value.data_ptr() for name, value in module.state_dict().items()} == home
+    assert module.weight.dtype == module.offset.dtype == torch.float32
 
 
 @pytest.fixture
