@@ -25,7 +25,7 @@ Key = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="a repeat with this key and the same body returns the first answer; another body: 409",
+        description="for a week, a repeat with the same body gets the first answer, with another body 409",
     ),
 ]
 

@@ -25,6 +25,7 @@ class Settings:
         sweep_seconds: how often each worker looks for lost messages and dead leases.
         republish_seconds: how long a queued job waits before its message counts as lost.
         visibility_seconds: after how long the broker hands out an unacknowledged message again.
+        idempotency_seconds: how long a repeat with an Idempotency-Key surely gets the first answer.
         stop_grace_seconds: from the stop flag to SIGTERM, when a job is cancelled.
         kill_grace_seconds: from SIGTERM to SIGKILL.
         engine_attempts: how many crashed engine processes a job may have before it fails.
@@ -45,6 +46,7 @@ class Settings:
     sweep_seconds: float = 10.0
     republish_seconds: float = 30.0
     visibility_seconds: float = 3600.0
+    idempotency_seconds: float = 7 * 24 * 3600.0
     stop_grace_seconds: float = 60.0
     kill_grace_seconds: float = 15.0
     engine_attempts: int = 3

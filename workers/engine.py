@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -29,6 +30,9 @@ from recast_engine.observer import FileKind, FindingKind, Observer, Stopped
 log = logging.getLogger(__name__)
 
 PARENT_GONE = 70
+
+_OS_ERROR = re.compile(r"os error (\d+)")
+"""How a library in Rust says it in the text of its own error: ``No space left on device (os error 28)``."""
 
 Runner = Callable[[Path, Observer], Mapping[str, Any]]
 
@@ -161,10 +165,13 @@ def describe(error: Exception) -> dict[str, str]:
     """The error as its owner may see it: no traceback, no paths."""
     if isinstance(error, EngineError):
         return {"type": error.type, "detail": str(error)}
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    name = type(error).__name__
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError":
         return {"type": "out-of-memory", "detail": "memory ran out; use smaller batches or fewer images"}
     if isinstance(error, OSError):
-        return {"type": "storage-error", "detail": f"a file could not be used: {error.strerror}"}
+        return {"type": "storage-error", "detail": f"a file could not be used: {error.strerror or name}"}
+    if name == "SafetensorError" and (code := _OS_ERROR.search(str(error))):
+        return {"type": "storage-error", "detail": f"a file could not be used: {os.strerror(int(code[1]))}"}
     return {"type": "internal", "detail": "the engine failed unexpectedly; its log has the details"}
 
 

@@ -9,7 +9,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended; ``data`` is the result or the error."""
+    """How an attempt ended; ``data`` is the result or the error.
 
-    kind: Literal["result", "error", "stopped", "died", "lost"]
+    An ``interrupted`` attempt could not reach the database: its job is queued again, if that can be written by
+    then. Of a ``lost`` one nothing is written: the job may be another worker's.
+    """
+
+    kind: Literal["result", "error", "stopped", "died", "interrupted", "lost"]
     data: Mapping[str, Any] = field(default_factory=dict)

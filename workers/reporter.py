@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from store.artifacts import StoredFile, StoredFolder
 from store.database import transact
-from store.models import Job, no_cost
+from store.models import Job, Profile, no_cost
 from store.repositories import (
     adapters,
     allocations,
@@ -138,6 +138,10 @@ class Reporter:
                 attempts.add_warning(session, self._claim, text)
             profiles.create(session, job.id, profile)
             return {"stage": stage, "profile": job.id}
+        if (before := self._profile_of(session, stage)) and _same_curves(
+            profiles.get(session, before), profile
+        ):
+            return {"stage": stage, "profile": before}  # an attempt without a checkpoint left it behind
         measured = jobs.create_measured(
             session,
             job,
@@ -157,7 +161,9 @@ class Reporter:
         data = {"stage": stage, "epoch": epoch}
         if isinstance(asked, str):  # a stored allocation, which the stage uses as it is
             return {**data, "allocation": asked}
-        row = allocations.create(
+        row = allocations.find_same(
+            session, job.id, stage, epoch, payload["allocation"]
+        ) or allocations.create(
             session,
             workspace_id=job.workspace_id,
             allocation=payload["allocation"],
@@ -240,6 +246,10 @@ def _provenance(session: Session, job: Job) -> dict[str, Any]:
         stages.append({"budgets": stage["budgets"], "epochs": stage["epochs"], "allocation": used})
     kept = ("model", "prompt_set", "adapter", "seed")
     return {"training": job.id, **{name: job.config.get(name) for name in kept}, "stages": stages}
+
+
+def _same_curves(row: Profile, profile: Event) -> bool:
+    return row.levels == list(profile["levels"]) and row.curves == dict(profile["curves"])
 
 
 def _profile_config(training: Mapping[str, Any], stage: int, profile: Event) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from recast_engine.errors import EngineError
@@ -68,6 +69,8 @@ class Supervisor:
                     self._conclude(outcome, lease)
             except StaleAttempt as error:
                 log.warning("%s: its engine was stopped and nothing more is written", error)
+            except OperationalError as error:  # the lease runs out, and a sweeper queues the job again
+                log.error("the end of %s could not be written: %s", self._claim.job_id, error.orig)
 
     def _attempt(self, lease: Lease) -> Outcome:
         try:
@@ -90,6 +93,9 @@ class Supervisor:
             return self._storage_error(str(error))
         except OSError as error:
             return self._storage_error(error.strerror or type(error).__name__)
+        except OperationalError as error:
+            log.error("%s: the database stays away: %s", self._claim.job_id, error.orig)
+            return Outcome("interrupted")
         except Exception:
             log.exception("attempt %d of %s broke", self._claim.attempt, self._claim.job_id)
             detail = "the worker failed unexpectedly; its log has the details"
@@ -157,7 +163,7 @@ class Supervisor:
             return attempts.finish(session, claim, "cancelled")
         if outcome.kind == "error":
             return attempts.finish(session, claim, "failed", error=outcome.data)
-        if self._runtime.stopping.is_set():
+        if outcome.kind == "interrupted" or self._runtime.stopping.is_set():
             return attempts.release(session, claim)
         error = outcome.data or {"type": "engine-stopped", "detail": "the engine was stopped from outside"}
         return attempts.crash(session, claim, error, self._settings.engine_attempts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -14,13 +16,14 @@ from sqlalchemy.orm import Session
 from store import queue
 from store.database import transact
 from store.models import Job
-from store.repositories import attempts, jobs, shards, workers
+from store.repositories import attempts, idempotency, jobs, shards, workers
 from store.types import utcnow
 from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 FORGET_SECONDS = 24 * 3600.0
+TIDY_SECONDS = 3600.0
 
 
 class Sweeper:
@@ -29,6 +32,7 @@ class Sweeper:
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
         self._closed = threading.Event()
+        self._tidied_at = -math.inf
         self._thread = threading.Thread(target=self._loop, name="sweeper", daemon=True)
 
     def start(self) -> None:
@@ -47,15 +51,26 @@ class Sweeper:
             try:
                 self.beat()
                 self.sweep()
+                if time.monotonic() - self._tidied_at >= TIDY_SECONDS:
+                    self.tidy()
             except Exception:
                 log.exception("sweep failed; the next one comes in time")
 
     def beat(self) -> None:
-        """Record that the worker is alive, and drop those long dead."""
+        """Record that the worker is alive."""
         runtime = self._runtime
-        forget = utcnow() - timedelta(seconds=FORGET_SECONDS)
         transact(runtime.sessions, lambda session: workers.beat(session, runtime.worker, runtime.queues))
-        transact(runtime.sessions, lambda session: workers.forget(session, forget))
+
+    def tidy(self) -> None:
+        """Drop workers long dead and Idempotency-Keys past their lifetime."""
+        now, keep = utcnow(), self._runtime.settings.idempotency_seconds
+
+        def forget(session: Session) -> None:
+            workers.forget(session, now - timedelta(seconds=FORGET_SECONDS))
+            idempotency.forget(session, now - timedelta(seconds=keep))
+
+        transact(self._runtime.sessions, forget)
+        self._tidied_at = time.monotonic()
 
     def sweep(self) -> None:
         """Take jobs from dead workers, publish queued jobs that no message serves, drop what is merged."""

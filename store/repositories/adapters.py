@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from store.errors import NotFound
@@ -27,7 +27,19 @@ def create(
     final: bool,
     provenance: Mapping[str, Any],
 ) -> Adapter:
-    """An adapter whose file is ``artifact``; of one artifact there is one adapter."""
+    """An adapter whose file is ``artifact``; of one artifact there is one adapter.
+
+    A training has one final adapter: an attempt that ends after handing it over leaves it to the next, which
+    hands over the same file again (and gets the same adapter), or another one that takes its place as final.
+    """
+    same = select(Adapter).filter_by(training_id=artifact.job_id, step=step, epoch=epoch, final=final)
+    if (known := session.scalar(same.where(Adapter.sha256 == artifact.sha256))) is not None:
+        return known
+    if final:
+        others = update(Adapter).where(
+            Adapter.training_id == artifact.job_id, Adapter.artifact_id != artifact.id
+        )
+        session.execute(others.values(final=False))
     row = session.scalar(select(Adapter).where(Adapter.artifact_id == artifact.id))
     if row is None:
         row = Adapter(id=new_id("adapt"), workspace_id=workspace_id, training_id=artifact.job_id)

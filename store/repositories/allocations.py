@@ -84,3 +84,15 @@ def of_training(session: Session, training_id: str) -> Sequence[Allocation]:
     """Allocations that a training computed, in the order it did; a resumed stage may have several."""
     query = select(Allocation).where(Allocation.training_id == training_id)
     return session.scalars(query.order_by(Allocation.created_at, Allocation.id)).all()
+
+
+def find_same(
+    session: Session, training_id: str, stage: int, epoch: int, allocation: Mapping[str, Any]
+) -> Allocation | None:
+    """The allocation that the training computed at this point before, if it came to the same matrix.
+
+    An attempt that ends before its first checkpoint leaves its allocation behind; the next one computes it
+    again, and where arithmetic is exact comes to the same.
+    """
+    query = select(Allocation).filter_by(training_id=training_id, stage=stage, epoch=epoch)
+    return next((row for row in session.scalars(query) if row.matrix == list(allocation["matrix"])), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
+from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -56,3 +58,8 @@ def complete(session: Session, row: IdempotencyKey, status_code: int, response: 
     """Record the answer that repeats will get."""
     row.status_code, row.response = status_code, dict(response)
     session.flush()
+
+
+def forget(session: Session, before: datetime) -> None:
+    """Drop answers given before ``before``: their keys may then be used for something else."""
+    session.execute(delete(IdempotencyKey).where(IdempotencyKey.created_at < before))

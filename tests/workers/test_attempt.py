@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,19 @@ from store import queue
 from store.artifacts import ArtifactStore
 from store.database import make_engine, session_factory
 from store.errors import StaleAttempt, StorageError
-from store.models import Artifact
-from store.repositories import adapters, allocations, artifacts, attempts, jobs, trainings
+from store.models import Artifact, IdempotencyKey, WorkerHeartbeat
+from store.repositories import (
+    adapters,
+    allocations,
+    artifacts,
+    attempts,
+    idempotency,
+    jobs,
+    trainings,
+    workers,
+)
 from store.repositories.attempts import Claim
+from store.types import utcnow
 from tests.workers.conftest import Service
 from tests.workers.fake_engine import ALLOCATION, PROFILE
 from workers.lease import Lease
@@ -130,6 +141,38 @@ def test_an_allocation_finds_the_profile_of_an_earlier_attempt(service: Service)
     assert profile.status == "succeeded"
 
 
+def test_an_attempt_that_comes_to_the_same_leaves_nothing_twice(service: Service, tmp_path: Path) -> None:
+    """As after a kill before the first checkpoint, or between the adapter and the result."""
+    path = tmp_path / "final.safetensors"
+    path.write_bytes(b"adapter")
+    meta = {"step": 1, "rank": 4, "alpha": 8.0, "base_model": "miniature", "final": True}
+    report, held = reporter(service)
+    for attempt in range(2):
+        if attempt:
+            report = Reporter(service.runtime, steal(service, held.job_id))
+        report.handle(event("finding", kind="profile", payload={"stage": 0, "profile": PROFILE}))
+        payload = {"stage": 0, "epoch": 0, "profile_stage": 0, "allocation": ALLOCATION}
+        report.handle(event("finding", kind="allocation", payload=payload))
+        report.handle(file_event(path, "adapter", **meta))
+    findings = [row.data for row in service.events(held.job_id, "finding")]
+    assert findings[:2] == findings[2:]
+    first, second = [row.data["adapter"] for row in service.events(held.job_id, "file")]
+    assert first == second
+    other = ALLOCATION | {"matrix": [[0.8, 0.7], [0.2, 0.3]]}
+    report.handle(event("finding", kind="allocation", payload=payload | {"allocation": other}))
+    path.write_bytes(b"another")
+    report = Reporter(service.runtime, steal(service, held.job_id))
+    report.handle(file_event(path, "adapter", **meta))
+    with service.runtime.sessions() as session:
+        assert len(jobs.children(session, held.job_id)) == 1
+        assert [row.matrix for row in allocations.of_training(session, held.job_id)] == [
+            ALLOCATION["matrix"],
+            other["matrix"],
+        ]
+        rows, _ = adapters.page(session, service.workspace)
+        assert [(row.id == first, row.final) for row in rows] == [(False, True), (True, False)]
+
+
 def test_a_stored_allocation_is_used_and_not_stored_again(service: Service) -> None:
     with service.runtime.sessions.begin() as session:
         stored = allocations.create(session, workspace_id=service.workspace, allocation=ALLOCATION)
@@ -227,6 +270,36 @@ def test_a_briefly_locked_database_costs_only_time(service: Service) -> None:
     worker.join(20)
     job = service.job(job_id)
     assert (job.status, job.attempt) == ("succeeded", 1)
+
+
+def test_a_database_that_stays_away_does_not_fail_the_job(service: Service) -> None:
+    runtime = impatient(service)
+    job_id = service.submit(publish=False, epochs=4, pause=0.3)
+    worker = threading.Thread(target=run_job, args=(runtime, job_id))
+    worker.start()
+    service.wait(lambda: service.events(job_id, "file"))
+    locked(service, 1.5 * service.settings.lease_seconds).join()
+    worker.join(20)
+    time.sleep(service.settings.lease_seconds + 0.1)
+    Sweeper(runtime).sweep()  # in case the database stayed away so long that the job could not be given back
+    job = service.job(job_id)
+    assert (job.status, job.error) == ("queued", None)
+    assert run_job(runtime, job_id)
+    assert service.job(job_id).status == "succeeded"
+
+
+def test_the_sweeper_drops_old_idempotency_keys_and_dead_workers(service: Service) -> None:
+    keep = timedelta(seconds=service.settings.idempotency_seconds)
+    with service.runtime.sessions.begin() as session:
+        for key, age in (("old", keep + timedelta(minutes=1)), ("fresh", keep - timedelta(minutes=1))):
+            row, _ = idempotency.begin(session, service.workspace, key, "hash")
+            row.created_at = utcnow() - age
+        workers.beat(session, "dead", ["recast.profile"])
+        session.get_one(WorkerHeartbeat, "dead").seen_at = utcnow() - timedelta(days=2)
+    Sweeper(service.runtime).tidy()
+    with service.runtime.sessions() as session:
+        assert [row.key for row in session.query(IdempotencyKey)] == ["fresh"]
+        assert session.query(WorkerHeartbeat).count() == 0
 
 
 def test_a_lease_that_cannot_be_renewed_is_lost(service: Service) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from recast_engine.errors import NonFinite
 from tests.workers.conftest import REPOSITORY
@@ -121,6 +122,12 @@ def test_errors_keep_their_type_and_lose_their_secrets() -> None:
     assert describe(OSError(28, "No space left on device", "/secret"))["detail"] == (
         "a file could not be used: No space left on device"
     )
+    assert describe(OSError("cannot write mode P"))["detail"] == "a file could not be used: OSError"
+    full = "Error while serializing: I/O error: No space left on device (os error 28)"
+    assert describe(SafetensorError(full)) == {
+        "type": "storage-error",
+        "detail": "a file could not be used: No space left on device",
+    }
     internal = describe(KeyError("/secret"))
     assert internal["type"] == "internal"
     assert "secret" not in internal["detail"]
