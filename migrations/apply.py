@@ -56,7 +56,7 @@ def _run_on_sqlite(config: Config, connection: Connection, revision: str) -> Non
     """
     driver = connection.connection.dbapi_connection
     assert driver is not None
-    driver.execute("PRAGMA foreign_keys = OFF")  # type: ignore[attr-defined]
+    driver.cursor().execute("PRAGMA foreign_keys = OFF")
     _run(config, connection, revision)
     if dangling := connection.exec_driver_sql("PRAGMA foreign_key_check").all():
         tables = sorted({row[0] for row in dangling})

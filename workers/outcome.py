@@ -11,8 +11,8 @@ from typing import Any, Literal
 class Outcome:
     """How an attempt ended; ``data`` is the result or the error.
 
-    An ``interrupted`` attempt could not reach the database: its job is queued again, if that can be written by
-    then. Of a ``lost`` one nothing is written: the job may be another worker's.
+    An ``interrupted`` attempt could not reach the database: its job is queued again, if that can be written
+    by then. Of a ``lost`` one nothing is written: the job may be another worker's.
     """
 
     kind: Literal["result", "error", "stopped", "died", "interrupted", "lost"]
