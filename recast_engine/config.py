@@ -102,6 +102,29 @@ class ProposalConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class AdaptiveConfig:
+    """A profile that is measured in rounds until it is precise enough or its budget is spent.
+
+    Every round draws ``images_per_prompt`` new images of every prompt and gives each level as many rollouts
+    as bring the most precision per model evaluation.
+
+    Attributes:
+        target_width: stop when at every level of every reward the half-width of the 95% interval is at most
+            this share of the reward's D(0).
+        max_model_evaluations: never compute more velocities than this.
+    """
+
+    target_width: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    max_model_evaluations: Annotated[int, Field(ge=1, le=10**12)] | None = None
+
+    @model_validator(mode="after")
+    def _some_end(self) -> AdaptiveConfig:
+        if self.target_width is None and self.max_model_evaluations is None:
+            raise ValueError("give target_width, max_model_evaluations, or both")
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
 class EstimatorConfig:
     """How a Rényi profile is measured (METHOD section 4).
 
@@ -109,11 +132,15 @@ class EstimatorConfig:
     again, times ``rollouts``.
 
     Attributes:
+        kind: ``self_tilted``: the model's own images, tilted by each reward. ``external_proposal``: images of
+            ``proposals`` stand in for every positive policy, ``images_per_prompt`` of each prompt.
         anchor: roll out from pure noise too, with the other levels' random numbers. The divergence there is
-            known to be 0, so what is measured is noise, and the other levels' share of it is taken off.
+            known to be 0, so what is measured is noise, and the other levels' share of it is taken off; for
+            alpha = 2.
+        adaptive: measure in rounds; None: in one, of ``rollouts`` at every level.
     """
 
-    kind: Literal["self_tilted"] = "self_tilted"
+    kind: Literal["self_tilted", "external_proposal"] = "self_tilted"
     alpha: Annotated[float, Field(gt=0.0, le=10.0, description="order of the Rényi divergence")] = 2.0
     levels: Annotated[int, Field(ge=3, le=64, description="noise levels measured, both ends included")] = 9
     prompts: Annotated[int, Field(ge=2, le=MAX_PROMPTS)] = 48
@@ -124,6 +151,19 @@ class EstimatorConfig:
     advantage_clip: Annotated[
         float, Field(gt=0.0, le=1e6, description="A_max of the optimality; take the training's")
     ] = 5.0
+    proposals: ProposalConfig | None = None
+    adaptive: AdaptiveConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EstimatorConfig:
+        external = self.kind == "external_proposal"
+        if external and self.proposals is None:
+            raise ValueError("proposals: say where the images of kind 'external_proposal' come from")
+        if not external and self.proposals is not None:
+            raise ValueError("proposals: only for kind 'external_proposal'; leave it out")
+        if external and self.adaptive is not None:
+            raise ValueError("adaptive: only for kind 'self_tilted'; leave it out")
+        return self
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -6,7 +6,12 @@ import numpy as np
 
 from recast_engine.config import dump
 from recast_engine.errors import RewardFailure
-from recast_engine.profiling.curves import curve_warnings, estimate_curve
+from recast_engine.profiling.curves import (
+    curve_warnings,
+    estimate_curve,
+    estimate_proposal_curve,
+    proposal_warnings,
+)
 from recast_engine.profiling.plan import Plan
 from recast_engine.profiling.profile import Curve, Profile
 from recast_engine.profiling.scores import ScoreTable
@@ -21,27 +26,39 @@ def profile_from_scores(plan: Plan, table: ScoreTable) -> Profile:
     curves: dict[str, Curve] = {}
     warnings = list(plan.warnings)
     for index, reward in enumerate(plan.rewards):
-        curves[reward], texts = _curve(plan, table, index)
-        warnings += texts
+        curves[reward] = reward_curve(plan, table, index)
+        warnings += _warnings(plan, table, index, curves[reward])
     settings = dump(plan.estimator) | {"seed": plan.seed, "prompts": len(plan.places)}
     return Profile(plan.rewards, plan.levels, curves, tuple(warnings), dict(table.cost), settings)
 
 
-def _curve(plan: Plan, table: ScoreTable, index: int) -> tuple[Curve, list[str]]:
-    """The curve of reward number ``index`` and its warnings."""
-    reward, failed = plan.rewards[index], int(table.failed[index])
+def reward_curve(plan: Plan, table: ScoreTable, index: int) -> Curve:
+    """The curve of reward number ``index``, by the plan's estimator. Raises RewardFailure."""
+    clean, rollouts, anchor = table.clean[index], table.rollouts[index, :-1], table.rollouts[index, -1]
+    alpha, clip = plan.estimator.alpha, plan.estimator.advantage_clip
+    rng = np.random.default_rng(plan.seed)
     try:
-        curve = estimate_curve(
-            table.clean[index],
-            table.rollouts[index, :-1],
-            alpha=plan.estimator.alpha,
-            advantage_clip=plan.estimator.advantage_clip,
-            rng=np.random.default_rng(plan.seed),
-            anchor=table.rollouts[index, -1],
-        )
+        if plan.estimator.kind == "external_proposal":
+            return estimate_proposal_curve(
+                clean,
+                table.proposals[index],
+                rollouts,
+                alpha=alpha,
+                advantage_clip=clip,
+                rng=rng,
+                anchor=anchor,
+            )
+        return estimate_curve(clean, rollouts, alpha=alpha, advantage_clip=clip, rng=rng, anchor=anchor)
     except RewardFailure as error:
-        raise RewardFailure(f"reward {reward!r}: {error} ({failed} scores failed)") from None
+        failed = int(table.failed[index])
+        raise RewardFailure(f"reward {plan.rewards[index]!r}: {error} ({failed} scores failed)") from None
+
+
+def _warnings(plan: Plan, table: ScoreTable, index: int, curve: Curve) -> list[str]:
+    reward, failed = plan.rewards[index], int(table.failed[index])
     texts = curve_warnings(reward, curve)
+    if plan.estimator.kind == "external_proposal":
+        texts += proposal_warnings(reward, curve, plan.levels)
     if failed:
         texts.append(f"{reward}: {failed} scores failed and were left out")
-    return curve, texts
+    return texts

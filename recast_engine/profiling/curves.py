@@ -9,16 +9,22 @@ from numpy.typing import NDArray
 
 from recast_engine.errors import RewardFailure
 from recast_engine.profiling.cleanup import largest_violation, non_increasing
-from recast_engine.profiling.estimator import Moments, jackknife, moments, without_common_noise
+from recast_engine.profiling.estimator import (
+    SMALLEST_MEAN,
+    Moments,
+    moments,
+    proposal_moments,
+    without_common_noise,
+    without_noise_of_proposals,
+)
 from recast_engine.profiling.profile import Curve
+from recast_engine.profiling.uncertainty import Measured, interval
 
 Array = NDArray[np.float64]
 
-RESAMPLES = 1000
-BOOTSTRAP_NUMBERS = 2_000_000  # weights held at once, which bounds memory for large prompt sets
 RELATIVE_NOISE = 1e-6  # scores are float32: a spread below this share of their size is rounding
 VIOLATION_SE = 3.0  # about a 5% chance anywhere among the 36 pairs of 9 levels
-FEW_PROMPTS = 8
+FEW_PROMPTS = 16
 
 
 def tilt(clean: Array, rollouts: Array, advantage_clip: float) -> tuple[Array, Array]:
@@ -63,8 +69,8 @@ def estimate_curve(
 ) -> Curve:
     """The curve of one reward over levels 0 < ... < 1, of which both ends need no rollouts.
 
-    Intervals are percentiles of a bootstrap that draws prompts with their whole groups, the same for all
-    levels, and cleans every replicate like the estimate. Where only one prompt is usable, images are drawn.
+    Intervals rest on a bootstrap that draws prompts with their whole groups, the same for all levels
+    (``uncertainty``). Where only one prompt is usable, images are drawn.
 
     Args:
         clean: (P, K) scores, NaN where there is none.
@@ -76,20 +82,76 @@ def estimate_curve(
     Raises:
         RewardFailure: at some level no prompt has two images with scores.
     """
-    measured = _moments_per_level(*tilt(clean, rollouts, advantage_clip), alpha)
-    if anchor is not None and alpha == 2.0:
-        measured = _anchored(measured, *tilt(clean, anchor[None], advantage_clip))
-    raw = np.array([level.divergence(np.ones(len(level.numerator))) for level in measured])
-    errors = np.array([jackknife(level) for level in measured])
-    resampled = _bootstrap(measured, raw, rng)
+
+    def levels_at(clip: float) -> list[Moments]:
+        start, later = tilt(clean, rollouts, clip)
+        levels = [np.repeat(start[:, :, None], 2, axis=2)]
+        levels += [np.concatenate([start[:, :, None], level], axis=2) for level in later]
+        measured = _moments_per_level(levels, alpha)
+        if anchor is None or alpha != 2.0 or len(measured[0].numerator) != len(clean):
+            return measured
+        pure = np.concatenate([start[:, :, None], tilt(clean, anchor[None], clip)[1][0]], axis=2)
+        return without_common_noise(measured, levels, pure)
+
+    return _curve(Measured.of(levels_at, advantage_clip, clean), rng)
+
+
+def estimate_proposal_curve(
+    clean: Array,
+    proposals: Array,
+    rollouts: Array,
+    *,
+    alpha: float,
+    advantage_clip: float,
+    rng: np.random.Generator,
+    anchor: Array | None = None,
+) -> Curve:
+    """The curve of one reward from an external proposal's images (METHOD section 4 (a)).
+
+    A surrogate: the proposal is no reward's positive policy, so the raw curve may rise with the noise level
+    or be negative; it is kept as it is beside the cleaned one.
+
+    Args:
+        clean: (P, K) scores of the model's own images, which normalise and give Z.
+        proposals: (P, K) scores of the proposal's images, encoded and decoded.
+        rollouts: (L - 2, P, K, M) scores of the model's rollouts from them at the inner levels, ascending.
+        anchor: (P, K, M) scores of rollouts from pure noise, as for ``estimate_curve``.
+
+    Raises:
+        RewardFailure: at some level fewer than two prompts have scores.
+    """
+
+    def levels_at(clip: float) -> list[Moments]:
+        start, later = tilt(
+            clean, np.concatenate([proposals[None, :, :, None].repeat(rollouts.shape[3], 3), rollouts]), clip
+        )
+        finite = np.isfinite(start)
+        count = finite.sum(axis=1)
+        sums = np.where(finite, start, 0.0).sum(axis=1)
+        partition = np.where(count > 0, np.maximum(sums / np.maximum(count, 1), SMALLEST_MEAN), np.nan)
+        measured = [proposal_moments(level, partition, alpha) for level in later]
+        if min(level.prompts for level in measured) < 2:
+            raise RewardFailure("fewer than two prompts have proposals with scores at every noise level")
+        if anchor is None or alpha != 2.0:
+            return measured
+        pure = proposal_moments(tilt(clean, anchor[None], clip)[1][0], partition, alpha)
+        return without_noise_of_proposals(measured, pure)
+
+    return _curve(Measured.of(levels_at, advantage_clip, clean), rng)
+
+
+def _curve(measured: Measured, rng: np.random.Generator) -> Curve:
+    """Clean up, and put intervals around, the curve at all levels but pure noise, where D = 0."""
+    raw, errors = measured.raw(), measured.standard_errors()
+    resampled = np.pad(measured.bootstrap(rng), ((0, 0), (0, 1)))
+    ended = np.append(raw, 0.0)
     cleaned = np.append(non_increasing(raw, errors**2), 0.0)
-    replicates = np.pad(non_increasing(resampled, errors**2), ((0, 0), (0, 1)))
-    low, high = _interval(replicates, cleaned)
+    low, high = interval(ended, measured.reach(resampled), cleaned)
     gain = -np.diff(cleaned)
-    gain_low, gain_high = _interval(-np.diff(replicates, axis=1), gain)
+    gain_low, gain_high = interval(-np.diff(ended), measured.reach(np.diff(resampled, axis=1)), gain)
     return Curve(
         divergence=_series(cleaned),
-        divergence_raw=_series(np.append(raw, 0.0)),
+        divergence_raw=_series(ended),
         standard_error=_series(np.append(errors, 0.0)),
         ci_low=_series(low),
         ci_high=_series(high),
@@ -97,9 +159,9 @@ def estimate_curve(
         gain_low=_series(gain_low),
         gain_high=_series(gain_high),
         total=float(cleaned[0]),
-        max_violation_se=largest_violation(np.append(raw, 0.0), np.pad(resampled, ((0, 0), (0, 1)))),
-        prompts=min(level.prompts for level in measured),
-        images=min(level.images for level in measured),
+        max_violation_se=largest_violation(ended, resampled),
+        prompts=min(level.prompts for level in measured.levels),
+        images=min(level.images for level in measured.levels),
     )
 
 
@@ -124,9 +186,29 @@ def curve_warnings(reward: str, curve: Curve) -> list[str]:
     return texts
 
 
-def _moments_per_level(clean: Array, rollouts: Array, alpha: float) -> list[Moments]:
-    levels = [np.repeat(clean[:, :, None], 2, axis=2)]
-    levels += [np.concatenate([clean[:, :, None], level], axis=2) for level in rollouts]
+def proposal_warnings(reward: str, curve: Curve, levels: Sequence[float]) -> list[str]:
+    """What a reader of an external proposal's curve should know besides :func:`curve_warnings`."""
+    texts = []
+    gains = -np.diff(curve.divergence_raw)
+    negative = [
+        f"{low:.2f} to {high:.2f}"
+        for low, high, gain in zip(levels, levels[1:], gains, strict=False)
+        if gain < 0
+    ]
+    if negative:
+        texts.append(
+            f"{reward}: raw differences of the proposal's curve are negative at noise {', '.join(negative)}; "
+            "the proposal is a surrogate for the reward's positive policy"
+        )
+    if curve.divergence_raw[0] <= 0.0:
+        texts.append(
+            f"{reward}: the proposal's images do not score above the model's own, so the curve cannot time it"
+        )
+    return texts
+
+
+def _moments_per_level(levels: Sequence[Array], alpha: float) -> list[Moments]:
+    """Moments of optimalities (P, K, M + 1) at every level, by prompts or, if only one is usable, images."""
     measured = [moments(level, alpha, centred=True, unit="prompts") for level in levels]
     fewest = min(level.prompts for level in measured)
     if fewest == 0:
@@ -134,33 +216,6 @@ def _moments_per_level(clean: Array, rollouts: Array, alpha: float) -> list[Mome
     if fewest == 1:
         measured = [moments(level, alpha, centred=True, unit="images") for level in levels]
     return measured
-
-
-def _anchored(measured: list[Moments], clean: Array, anchor: Array) -> list[Moments]:
-    """``measured`` without the noise it shares with optimalities ``anchor`` (1, P, K, M) from pure noise."""
-    known = moments(np.concatenate([clean[:, :, None], anchor[0]], axis=2), 2.0, centred=True, unit="prompts")
-    if any(len(level.numerator) != len(known.numerator) for level in measured):  # units are images
-        return measured
-    return [without_common_noise(level, known) for level in measured]
-
-
-def _bootstrap(measured: Sequence[Moments], raw: Array, rng: np.random.Generator) -> Array:
-    """(B, L) replicates of the raw curve; units that no level can use are never drawn."""
-    units = np.any([level.usable for level in measured], axis=0)
-    count = int(units.sum())
-    replicates = np.empty((RESAMPLES, len(measured)))
-    at_once = max(1, BOOTSTRAP_NUMBERS // len(units))
-    for start in range(0, RESAMPLES, at_once):
-        rows = replicates[start : start + at_once]
-        weights = np.zeros((len(rows), len(units)))
-        weights[:, units] = rng.multinomial(count, np.full(count, 1.0 / count), size=len(rows))
-        rows[:] = np.stack([level.divergence(weights) for level in measured], axis=1)
-    return np.where(np.isfinite(replicates), replicates, raw)
-
-
-def _interval(replicates: Array, estimate: Array) -> tuple[Array, Array]:
-    low, high = np.percentile(replicates, [2.5, 97.5], axis=0)
-    return np.minimum(low, estimate), np.maximum(high, estimate)
 
 
 def _series(values: Array) -> tuple[float, ...]:

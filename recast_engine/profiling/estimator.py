@@ -8,6 +8,7 @@ second moment of E[r | x_sigma] without plug-in bias.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +22,6 @@ Array = NDArray[np.float64]
 Unit = Literal["prompts", "images"]
 
 SMALLEST_MEAN = 1e-6  # of Z: floor of a mean over rollouts where a negative power or a logarithm needs one
-FEWEST_FOR_REGRESSION = 4  # prompts
 SMALLEST_Z = 1e-30  # the same for Z itself: a prompt where every optimality is 0 then counts with 0
 
 
@@ -144,26 +144,88 @@ def renyi_self_tilted(
     return Estimate(value, jackknife(found), found.prompts, found.images)
 
 
-def without_common_noise(level: Moments, anchor: Moments) -> Moments:
-    """``level`` without the noise it shares with ``anchor``, whose divergence is known to be 0.
+def proposal_moments(values: Array, partition: Array, alpha: float) -> Moments:
+    """Moments of an external proposal's images, by prompts (METHOD section 4 (a)).
+
+        D = 1 / (alpha - 1) log( mean_c mean_k (rbar_k / Z_c)^(alpha-1) ),
+        D = mean_c mean_k log(rbar_k / Z_c)                                for alpha = 1
+
+    rbar is the mean over an image's rollouts. For alpha = 2 it enters linearly; otherwise plugging it in
+    biases the mean by (alpha - 1)(alpha - 2) / 2 Var(rbar) / Z^2, the logarithm by -Var(rbar) / (2 Z^2),
+    which shrinks as 1 / rollouts.
+
+    Args:
+        values: (P, K, M) optimalities of rollouts, NaN where there is none.
+        partition: (P,) Z_c > 0, the mean optimality of the model's own images; NaN where there is none.
+    """
+    present = np.isfinite(values)
+    used = present.any(axis=2) & np.isfinite(partition)[:, None]
+    prompts = used.any(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(present, values, 0.0).sum(axis=2) / present.sum(axis=2)
+        ratio = np.maximum(mean / partition[:, None], SMALLEST_MEAN)
+        part = np.log(ratio) if alpha == 1.0 else ratio ** (alpha - 1.0)
+        numerator = np.where(used, part, 0.0).sum(axis=1) / used.sum(axis=1)
+    numerator = np.where(prompts, numerator, np.nan)
+    denominator = np.where(prompts, 1.0, np.nan)
+    return Moments(numerator, denominator, int(prompts.sum()), int(used.sum()), alpha)
+
+
+def without_noise_of_proposals(measured: Sequence[Moments], anchor: Moments) -> list[Moments]:
+    """The same as :func:`without_common_noise` for an external proposal; alpha = 2.
+
+    From pure noise the rollouts are the model's own draws, whatever the proposal: rbar / Z - 1 is noise of
+    mean 0. Here beta is the regression through 0 over all other prompts.
+    """
+    shared = np.nan_to_num(anchor.numerator - 1.0)
+    found = []
+    for level in measured:
+        both = level.usable & anchor.usable
+        own = np.where(both, np.nan_to_num(level.numerator), 0.0)
+        own = np.where(both, own - own.sum() / max(int(both.sum()), 1), 0.0)
+        cross, square = own * shared, np.where(both, shared, 0.0) ** 2
+        others = np.maximum(square.sum() - square, np.finfo(float).tiny)
+        beta = np.clip((cross.sum() - cross) / others, 0.0, 1.0)
+        found.append(replace(level, numerator=level.numerator - np.where(both, beta * shared, 0.0)))
+    return found
+
+
+def without_common_noise(
+    measured: Sequence[Moments], levels: Sequence[Array], anchor: Array
+) -> list[Moments]:
+    """``measured`` without the noise that the levels share with ``anchor``, whose divergence is known: 0.
 
     From pure noise the rollout is independent of the image, so a prompt's covariance there, C_1 = S - U, is
     noise of mean 0. Measured with the same random numbers as C_l, it is a control variate (Glasserman 2003,
-    section 4.1): C_l - beta C_1. For each prompt beta is the regression coefficient over all *other* prompts,
-    held to [0, 1]; being independent of the prompt's own C_1, it adds no bias. Prompts that the anchor lacks
-    stay as they are. alpha = 2.
+    section 4.1): C_l - beta C_1. For each prompt beta is the regression coefficient over the images of all
+    *other* prompts, held to [0, 1]; being independent of the prompt's own C_1, it adds no bias. Prompts that
+    the anchor lacks stay as they are.
+
+    Args:
+        measured: moments of order 2 by prompts.
+        levels: optimalities (P, K, M + 1) that they were made of.
+        anchor: (P, K, M + 1) the same from pure noise.
     """
-    both = level.usable & anchor.usable
-    if int(both.sum()) < FEWEST_FOR_REGRESSION:
-        return level
-    shared = (anchor.numerator - anchor.denominator)[both]
-    own = (level.numerator - level.denominator)[both]
-    cross, square = own * shared, shared**2
-    others = np.maximum(square.sum() - square, np.finfo(float).tiny)
-    beta = np.clip((cross.sum() - cross) / others, 0.0, 1.0)
-    numerator = level.numerator.copy()
-    numerator[both] -= beta * shared
-    return replace(level, numerator=numerator)
+    known = moments(anchor, 2.0, centred=True, unit="prompts")
+    shared = _image_covariances(anchor)
+    found = []
+    for level, values in zip(measured, levels, strict=True):
+        both = level.usable & known.usable
+        own = _image_covariances(values)
+        cross = np.where(both, (own * shared).sum(axis=1), 0.0)
+        square = np.where(both, (np.where(own != 0.0, shared, 0.0) ** 2).sum(axis=1), 0.0)
+        others = np.maximum(square.sum() - square, np.finfo(float).tiny)
+        beta = np.clip((cross.sum() - cross) / others, 0.0, 1.0)
+        correction = np.where(both, beta * (known.numerator - known.denominator), 0.0)
+        found.append(replace(level, numerator=level.numerator - correction))
+    return found
+
+
+def _image_covariances(values: Array) -> Array:
+    """(P, K) parts of S - U per image, 0 where an image cannot be used."""
+    found = moments(values, 2.0, centred=True, unit="images")
+    parts = np.nan_to_num(found.numerator - found.denominator, nan=0.0)
+    return parts.reshape(values.shape[:2])
 
 
 def jackknife(found: Moments) -> float:
@@ -225,7 +287,9 @@ def moments(values: Array, alpha: float, *, centred: bool, unit: Unit) -> Moment
 
 def _second_order(values: Array, present: NDArray[np.bool_]) -> tuple[Array, Array, Array, Array]:
     """S_c, U_c (P,) and their parts per image (P, K); absent entries of ``values`` are 0."""
-    count = present.astype(np.float64)
+    drawn = present.sum(axis=2, keepdims=True)
+    count = present / np.sqrt(np.maximum(drawn * (drawn - 1), 1))  # images weigh alike, however many rollouts
+    values = values * count
     same, same_count = _same_image_pairs(values), _same_image_pairs(count)
     numerator = same.sum(axis=1) / same_count.sum(axis=1)
     denominator = _different_image_pairs(values) / _different_image_pairs(count)

@@ -19,6 +19,7 @@ from torch import Tensor
 from recast_engine.backbones.base import Backbone, Conditioning
 from recast_engine.backbones.sampling import denoise_stochastic, initial_noise, sample
 from recast_engine.config import EstimatorConfig
+from recast_engine.errors import ConfigError
 from recast_engine.observer import NullObserver, Observer, Stopped
 from recast_engine.profiling.assembly import profile_from_scores
 from recast_engine.profiling.levels import rollout_steps
@@ -33,6 +34,9 @@ Item = TypeVar("Item")
 
 BATCH_IMAGES = 64
 """Images in one forward pass."""
+
+GROUPS_ENCODED = 16
+"""Prompt groups whose prompts are encoded together."""
 
 ROLLOUTS_AT_ONCE = 8
 """Forward passes' worth of rollouts that are under way or waiting at once, which bounds memory."""
@@ -50,6 +54,13 @@ class RewardScorer(Protocol):
         """Scores of ``images`` (N, H, W, 3)."""
 
 
+class ProposalImages(Protocol):
+    """An external proposal's images (``recast_engine.proposals.Proposals``)."""
+
+    def images(self, prompt: Prompt) -> NDArray[np.uint8]:
+        """uint8 (n, H, W, 3) of the model's resolution: as many as the plan wants, or none."""
+
+
 def measure_profile(
     backbone: Backbone,
     scorer: RewardScorer,
@@ -58,12 +69,14 @@ def measure_profile(
     *,
     seed: int,
     observer: Observer | None = None,
+    proposals: ProposalImages | None = None,
     batch_size: int = BATCH_IMAGES,
 ) -> Profile:
     """The current model's profile for all rewards of ``scorer``: every round of its plan, one after another.
 
     Args:
-        observer: hears the phase "profiling", counted in images.
+        observer: hears the phase "profiling", counted in images, in every round.
+        proposals: images of every prompt drawn, for ``external_proposal``.
         batch_size: images in one forward pass.
 
     Raises:
@@ -75,7 +88,14 @@ def measure_profile(
     table = plan.empty()
     while (work := plan.next(table)) is not None:
         measured = measure_work(
-            backbone, scorer, prompts, plan, work, observer=observer, batch_size=batch_size
+            backbone,
+            scorer,
+            prompts,
+            plan,
+            work,
+            observer=observer,
+            proposals=proposals,
+            batch_size=batch_size,
         )
         table = ScoreTable.merge([table, measured])
     return profile_from_scores(plan, table)
@@ -89,6 +109,7 @@ def measure_work(
     work: Work,
     *,
     observer: Observer | None = None,
+    proposals: ProposalImages | None = None,
     batch_size: int = BATCH_IMAGES,
 ) -> ScoreTable:
     """Scores of the clean images of ``work`` and of their rollouts, NaN everywhere else.
@@ -103,13 +124,18 @@ def measure_work(
     Args:
         prompts: the set that the plan was made for.
         observer: hears the phase "profiling", counted in images.
+        proposals: images of the work's prompts, from which the rollouts then start; a prompt without any is
+            left out.
         batch_size: images in one forward pass.
 
     Raises:
+        ConfigError: the plan needs proposals and there are none.
         Stopped: the observer asked to stop.
     """
+    if work.external and proposals is None:
+        raise ConfigError("proposals: an external proposal's images are needed and were not given")
     measurement = _Measurement(backbone, scorer, prompts, plan, work, observer or NullObserver(), batch_size)
-    return measurement.run()
+    return measurement.run(proposals if work.external else None)
 
 
 class _Measurement:
@@ -132,12 +158,14 @@ class _Measurement:
         self.clean, self.rollouts, self.failed = table.clean, table.rollouts, table.failed
         self.proposals = table.proposals
 
-    def run(self) -> ScoreTable:
+    def run(self, proposals: ProposalImages | None) -> ScoreTable:
         """Measure everything. Raises Stopped when the observer asks for it."""
         self.observer.phase("profiling", self.work.images)
-        done = 0
-        for rows in self.plan.groups(self.work):
-            for count in self._group(rows):
+        done, groups = 0, self.plan.groups(self.work)
+        for block in _batches(groups, GROUPS_ENCODED):
+            with self._paid():  # together, and kept: the text encoders are wanted once for all of them
+                self._encode([row for rows in block for row in rows])
+            for count in itertools.chain.from_iterable(self._group(rows, proposals) for rows in block):
                 done += count
                 self.observer.advance(done)
                 if self.observer.should_stop():
@@ -146,10 +174,9 @@ class _Measurement:
             self.clean, self.rollouts, self.proposals, self.failed, self.work.round + 1, self.cost
         )
 
-    def _group(self, rows: Sequence[int]) -> Iterator[int]:
+    def _group(self, rows: Sequence[int], proposals: ProposalImages | None) -> Iterator[int]:
         """Measure one prompt group; yields the number of images scored after each step."""
-        with self._paid():
-            conditioning = self._encode(rows)
+        conditioning = self._encode(rows)
         images = list(itertools.product(range(len(rows)), range(*self.work.columns)))
         parts: list[Tensor] = []
         for batch in _batches(images, self.batch_size):
@@ -160,12 +187,38 @@ class _Measurement:
                     self._seeds("clean", rows, batch),
                     steps=self.plan.estimator.sampling_steps,
                 )
-                at = [rows[place] for place, _ in batch]
-                self.clean[:, at, [image for _, image in batch]] = self._score(latents, at)
+                self._record(self.clean, latents, rows, batch)
             parts.append(latents.float())
             yield len(batch)
-        noise = initial_noise(self.backbone, self._seeds("noise", rows, images)).float()
-        yield from self._rollouts(rows, images, torch.cat(parts), noise, conditioning)
+        if proposals is not None:
+            images, parts = [], []
+            for place, row in enumerate(rows):
+                with self._paid():
+                    drawn, latents = self._proposed(place, proposals.images(self._prompt(row)))
+                    if drawn:
+                        self._record(self.proposals, latents, rows, drawn)
+                        parts.append(latents.float())
+                images += drawn
+                yield len(drawn)
+        if images:
+            noise = initial_noise(self.backbone, self._seeds("noise", rows, images)).float()
+            yield from self._rollouts(rows, images, torch.cat(parts), noise, conditioning)
+
+    def _proposed(self, place: int, pixels: NDArray[np.uint8]) -> tuple[list[tuple[int, int]], Tensor]:
+        """The images of the work among a prompt's proposals, and their latents."""
+        columns = range(*self.work.columns)
+        if len(pixels) not in (0, columns.stop):
+            raise ConfigError(f"proposals: {columns.stop} images of a prompt are needed, got {len(pixels)}")
+        if len(pixels) == 0:
+            return [], torch.empty(0)
+        return [(place, column) for column in columns], self.backbone.encode_images(pixels[columns.start :])
+
+    def _record(
+        self, scores: Array, latents: Tensor, rows: Sequence[int], images: Sequence[tuple[int, int]]
+    ) -> None:
+        """Score ``latents`` of ``images`` and note it in ``scores`` (R, P, K)."""
+        at = [rows[place] for place, _ in images]
+        scores[:, at, [column for _, column in images]] = self._score(latents, at)
 
     def _rollouts(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,12 @@ from recast_engine.prompts import Prompt
 from recast_engine.rewards.catalogue import reward_info
 
 Role = Literal["clean", "noise", "rollout"]
+
+MAX_ROUNDS = 100
+"""Rounds of an adaptive profile without a budget."""
+
+FEWEST_IMAGES = 2
+"""Images that a prompt's covariance needs."""
 
 GROUP_IMAGES = 32
 """Images of a prompt group: what is measured together by one worker, and never split."""
@@ -32,6 +38,7 @@ class Work:
         rows: prompts, as places in ``Plan.places``.
         columns: (first, stop) numbers of each prompt's clean images.
         rollouts: (L - 1,) rollouts of every image from each level above 0; the last is pure noise.
+        external: the rollouts are of as many proposals, scored too.
     """
 
     round: int
@@ -39,6 +46,7 @@ class Work:
     rows: tuple[int, ...]
     columns: tuple[int, int]
     rollouts: tuple[int, ...]
+    external: bool = False
 
     @property
     def clean_images(self) -> int:
@@ -48,7 +56,7 @@ class Work:
     @property
     def images(self) -> int:
         """Images drawn and scored, rollouts included: the unit of progress."""
-        return self.clean_images * (1 + sum(self.rollouts))
+        return self.clean_images * (1 + self.external + sum(self.rollouts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; ``from_dict`` inverts it."""
@@ -65,6 +73,7 @@ class Work:
                 tuple(int(row) for row in data["rows"]),
                 (int(first), int(stop)),
                 tuple(int(count) for count in data["rollouts"]),
+                bool(data["external"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(f"not the work of a profile: {error}") from None
@@ -123,7 +132,14 @@ class Plan:
         if len(places) < estimator.prompts:
             warnings = (f"only {len(places)} prompts are available, {estimator.prompts} were asked for",)
         levels = noise_levels(estimator.levels) if levels is None else tuple(levels)
-        return cls(estimator, tuple(rewards), tuple(places), levels, seed, warnings)
+        plan = cls(estimator, tuple(rewards), tuple(places), levels, seed, warnings)
+        first = plan.next(plan.empty())
+        if first is None or first.columns[1] < FEWEST_IMAGES:
+            raise ConfigError(
+                f"adaptive.max_model_evaluations: too few for {FEWEST_IMAGES} images of each of "
+                f"{len(places)} prompts; raise it, or use fewer prompts, levels, rollouts or sampling steps"
+            )
+        return plan
 
     def empty(self) -> ScoreTable:
         """The table before the first round."""
@@ -139,12 +155,28 @@ class Plan:
 
         It depends on the merged scores alone, so it is the same for one worker and for any number of shards.
         """
-        if table.rounds > 0:
+        if table.rounds == 0:
+            rollouts = (self.estimator.rollouts,) * (len(self.levels) - 2)
+            return self._round(table, (*rollouts, self.estimator.rollouts if self.estimator.anchor else 0))
+        if self.estimator.adaptive is None or table.rounds >= MAX_ROUNDS:
             return None
-        rollouts = (self.estimator.rollouts,) * (len(self.levels) - 2)
-        anchor = self.estimator.rollouts if self.estimator.anchor else 0
-        rows = tuple(range(len(self.places)))
-        return Work(0, 0, rows, (0, self.estimator.images_per_prompt), (*rollouts, anchor))
+        from recast_engine.profiling.adaptive import rollouts_wanted  # it reads plans itself
+
+        wanted = rollouts_wanted(self, table)
+        return None if wanted is None else self._round(table, wanted)
+
+    def _round(self, table: ScoreTable, rollouts: tuple[int, ...]) -> Work | None:
+        """The next images of every prompt: as many as the budget allows, None if that is none."""
+        images = self.estimator.images_per_prompt
+        adaptive = self.estimator.adaptive
+        if adaptive is not None and adaptive.max_model_evaluations is not None:
+            left = adaptive.max_model_evaluations - int(table.cost["model_evaluations"])
+            images = min(images, left // (len(self.places) * self.evaluations_per_image(rollouts)))
+        if images < 1:
+            return None
+        columns = (table.images, table.images + images)
+        external = self.estimator.kind == "external_proposal"
+        return Work(table.rounds, 0, tuple(range(len(self.places))), columns, rollouts, external)
 
     def groups(self, work: Work) -> list[tuple[int, ...]]:
         """``work.rows`` in the groups that are never split, so that batches never depend on the split."""
@@ -159,25 +191,19 @@ class Plan:
         parts = min(parts, len(groups))
         bounds = [len(groups) * part // parts for part in range(parts + 1)]
         return [
-            Work(
-                work.round,
-                part,
-                sum(groups[bounds[part] : bounds[part + 1]], ()),
-                work.columns,
-                work.rollouts,
-            )
+            replace(work, shard=part, rows=sum(groups[bounds[part] : bounds[part + 1]], ()))
             for part in range(parts)
         ]
 
     def model_evaluations(self, work: Work) -> int:
         """Velocities computed for ``work``."""
-        return work.clean_images * (self.estimator.sampling_steps + self.rollout_evaluations(work.rollouts))
+        return work.clean_images * self.evaluations_per_image(work.rollouts)
 
-    def rollout_evaluations(self, rollouts: Sequence[int]) -> int:
-        """Velocities computed for one image's rollouts, (L - 1,) from each level above 0."""
+    def evaluations_per_image(self, rollouts: Sequence[int]) -> int:
+        """Velocities for one clean image with ``rollouts`` (L - 1,) from the levels above 0."""
         steps = self.estimator.sampling_steps
         pairs = zip(self.levels[1:], rollouts, strict=True)
-        return sum(count * rollout_steps(sigma, steps) for sigma, count in pairs)
+        return steps + sum(count * rollout_steps(sigma, steps) for sigma, count in pairs)
 
 
 def applicable_prompts(rewards: Sequence[str], prompts: Sequence[Prompt]) -> NDArray[np.bool_]:

@@ -89,3 +89,12 @@ def test_a_profile_takes_no_more_prompts_than_there_are():
     config = EstimatorConfig(levels=3, sampling_steps=2, prompts=100, images_per_prompt=2, rollouts=1)
     work = profile_work(config, ["clipscore"], [Prompt("a")] * 5)
     assert (work.model_evaluations, work.reward_calls) == (10 * (2 + 2 + 2), 30)
+
+
+def test_an_adaptive_profile_is_estimated_by_its_budget():
+    fields = {"levels": 3, "sampling_steps": 2, "prompts": 5, "images_per_prompt": 2}
+    budget = EstimatorConfig(**fields, adaptive={"max_model_evaluations": 600})
+    work = profile_work(budget, ["clipscore"], [Prompt("a")] * 5)
+    assert (work.model_evaluations, work.reward_calls) == (600, 300)
+    external = EstimatorConfig(**fields, kind="external_proposal", proposals={"source": "openai"})
+    assert profile_work(external, ["clipscore"], [Prompt("a")] * 5).reward_calls == 10 * (1 + 1 + 2)

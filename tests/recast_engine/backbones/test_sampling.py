@@ -157,3 +157,31 @@ def test_rollout_levels_follow_the_samplers_curve() -> None:
     np.testing.assert_allclose(flat, [0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-9)
     shifted = rollout_sigmas(GaussianBackbone(shift=3.0), 0.75, 2)  # 0.75 = 3 u / (1 + 2 u) at u = 0.5
     np.testing.assert_allclose(shifted, [0.75, 0.5, 0.0], atol=2e-3)
+
+
+def test_rollouts_of_different_levels_share_forward_passes(tiny_pipeline: Path) -> None:
+    """Ten rows from three levels, four at a time: each as if alone, in no more passes than they fill."""
+    backbone = SD3Backbone.from_pretrained(tiny_pipeline, id="tiny")
+    passes: list[int] = []
+    velocity = backbone.velocity
+    backbone.velocity = lambda x, s, c: (passes.append(len(x)), velocity(x, s, c))[1]  # type: ignore[method-assign]
+    conditioning = backbone.encode_prompts(["a", "b", "c"])
+    prompts = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    sigmas, steps = [0.3, 0.9, 0.6, 0.9, 0.3, 1.0, 0.6, 0.9, 0.3, 0.9], [2, 6, 4, 6, 2, 7, 4, 6, 2, 6]
+    noisy = torch.randn(10, *backbone.latent_shape, generator=torch.Generator().manual_seed(0))
+    together = denoise_stochastic(
+        backbone, noisy, sigmas, conditioning, range(10), steps=steps, prompts=prompts, batch_size=4
+    )
+    assert sum(passes) == sum(steps) == 45
+    assert max(passes) == 4
+    assert len(passes) <= 13  # 45 / 4, and less than one ladder of half-empty passes at the end
+    for row in range(10):
+        alone = denoise_stochastic(
+            backbone,
+            noisy[row : row + 1],
+            sigmas[row],
+            conditioning.select([prompts[row]]),
+            [row],
+            steps=steps[row],
+        )
+        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=2e-5)
