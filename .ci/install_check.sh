@@ -5,6 +5,7 @@
 #   .ci/install_check.sh [python3.11 python3.12 ...]
 #   TORCH_INDEX_URL=...   package index to take torch from (for example a CPU-only one), before all else
 set -euo pipefail
+unset PYTHONPATH  # pip would take this folder for an installed package
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 interpreters=("$@")
 [ ${#interpreters[@]} -gt 0 ] || interpreters=(python3.11 python3.12)
@@ -25,7 +26,7 @@ for python in "${interpreters[@]}"; do
   fi
   "${pip[@]}" install --only-binary :all: "$(ls "$environment"/dist/recast-*.whl)[rewards]"
   "${pip[@]}" check
-  (cd "$work" && env -u PYTHONPATH HF_HUB_OFFLINE=1 "$environment/bin/python" - <<'PYTHON')
+  (cd "$work" && HF_HUB_OFFLINE=1 "$environment/bin/python" - <<'PYTHON')
 import importlib, importlib.metadata, pkgutil, sys
 
 import recast_engine.rewards

@@ -28,6 +28,7 @@ from api.prompt_sets.endpoints import router as prompt_sets
 from api.prompt_sets.service import insert_builtin
 from api.trainings.endpoints import router as trainings
 from recast_engine.backbones.catalogue import models
+from recast_engine.rewards.catalogue import REWARDS
 from store import queue
 from store.artifacts import ArtifactStore
 from store.database import make_engine, session_factory
@@ -54,7 +55,8 @@ def create_app(settings: Settings, *, publish: Publish | None = None) -> FastAPI
         settings: where things are kept.
         publish: how workers are told about a job; by default through the broker of ``settings``.
     """
-    models()  # a bad RECAST_MODELS stops the start, not some later request
+    models()  # a bad RECAST_MODELS or RECAST_REWARDS stops the start, not some later request
+    REWARDS.load()
     engine = make_engine(settings.database_url)
     context = Context(
         settings=settings,

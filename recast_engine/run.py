@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def _profile(request: Request, workdir: Path, observer: Observer) -> dict[str, A
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
     with (
-        _scoring(config.rewards, config.model, backbone) as scorer,
+        _scoring(config.rewards, config.model, backbone, observer) as scorer,
         loaded_adapter(backbone, request.adapter(config.adapter)),
     ):
         profile = measure_profile(
@@ -119,7 +120,7 @@ def _profile_shard(request: Request, workdir: Path, observer: Observer) -> dict[
     backbone = load_backbone(config.model)
     plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
     with (
-        _scoring(config.rewards, config.model, backbone) as scorer,
+        _scoring(config.rewards, config.model, backbone, observer) as scorer,
         loaded_adapter(backbone, request.adapter(config.adapter)),
     ):
         table = measure_work(backbone, scorer, prompts, plan, work, observer=observer)
@@ -135,7 +136,7 @@ def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, 
     rewards = tuple(dict.fromkeys(reward for stage in config.stages for reward in stage.budgets))
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
-    with _scoring(rewards, config.model, backbone) as scorer:
+    with _scoring(rewards, config.model, backbone, observer) as scorer:
         result = train(
             backbone,
             scorer,
@@ -158,7 +159,7 @@ def _evaluation(request: Request, workdir: Path, observer: Observer) -> dict[str
         raise ConfigError("model: name the base model of the subjects")
     backbone = load_backbone(config.model)
     adapters = {subject.label: request.adapter(subject.adapter) for subject in config.subjects}
-    with _scoring(config.rewards, config.model, backbone, cache=True) as scorer:
+    with _scoring(config.rewards, config.model, backbone, observer, cache=True) as scorer:
         report = evaluate(
             backbone, scorer, request.read_prompts(), config, adapters, observer=observer, workdir=workdir
         )
@@ -166,13 +167,22 @@ def _evaluation(request: Request, workdir: Path, observer: Observer) -> dict[str
     return {"baseline": config.baseline, "verdict": report["verdict"]}
 
 
+@contextmanager
 def _scoring(
-    rewards: Sequence[str], model: str, backbone: Backbone, *, cache: bool = False
-) -> ScoringService:
-    """The job's rewards for images of ``model``, on the operator's device or else the backbone's."""
+    rewards: Sequence[str], model: str, backbone: Backbone, observer: Observer, *, cache: bool = False
+) -> Iterator[ScoringService]:
+    """The job's rewards for images of ``model``, on the operator's device or else the backbone's.
+
+    A job that ends well although scores failed has a warning that says how many and why.
+    """
     device = reward_device(str(backbone.device))
     scorer = load_scorer(rewards, model_info(model).reward_world, device=device)
-    return ScoringService(scorer, device=device, cache=cache)
+    with ScoringService(scorer, device=device, cache=cache) as service:
+        yield service
+    for reward, tally in service.tallies.items():
+        if tally.failed:
+            text = f"{reward}: {tally.failed} of {tally.asked} scores failed and were left out: {tally.error}"
+            observer.finding("warning", {"text": text})
 
 
 _RUNNERS: dict[str, Callable[[Request, Path, Observer], dict[str, Any]]] = {

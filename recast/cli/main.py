@@ -22,6 +22,7 @@ from recast.cli import (
 )
 from recast.cli.app import app
 from recast.errors import RecastError
+from recast_engine.errors import EngineError
 
 COMMANDS = (
     service,
@@ -43,6 +44,6 @@ def main() -> None:
     """Run the command line; a foreseen error becomes one line and its exit code."""
     try:
         app()
-    except RecastError as error:
+    except (RecastError, EngineError) as error:
         Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {error}")
-        sys.exit(error.exit_code)
+        sys.exit(getattr(error, "exit_code", 1))

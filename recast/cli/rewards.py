@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from recast.cli.app import Json, Rewards, app, emit, out
-from recast.errors import CannotStart, RecastError
+from recast.errors import CannotStart
 from recast.tables import listing
 from recast_engine.backbones.catalogue import RewardWorld
 from recast_engine.errors import EngineError
@@ -66,10 +66,7 @@ def convert(
 
     given = {"tokenizer": tokenizer, "instruction": str(instruction) if instruction else None}
     extra = {name: value for name, value in given.items() if value is not None}
-    try:
-        folder = run(reward, source, target=output, extra=extra, replace=replace)
-    except EngineError as error:
-        raise RecastError(str(error)) from None
+    folder = run(reward, source, target=output, extra=extra, replace=replace)
     if as_json:
         emit({"reward": reward, "folder": str(folder)})
     else:

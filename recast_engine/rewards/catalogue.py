@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from recast_engine.backbones.catalogue import RewardWorld, models
 from recast_engine.errors import ConfigError
@@ -139,7 +140,31 @@ def build(file: RewardsFile, found: Iterable[RewardInfo]) -> dict[str, RewardInf
     return rewards
 
 
-REWARDS: dict[str, RewardInfo] = build(read_rewards_file(), plugins.discover())
+class Catalogue(Mapping[str, RewardInfo]):
+    """Every reward by id, read on first use: a wrong file is an error of what needs it, not of an import.
+
+    Any use raises ConfigError when the operator's file is wrong.
+    """
+
+    @cached_property
+    def _rewards(self) -> dict[str, RewardInfo]:
+        return build(read_rewards_file(), plugins.discover())
+
+    def load(self) -> None:
+        """Read the operator's file and the plug-ins now."""
+        len(self._rewards)
+
+    def __getitem__(self, reward: str) -> RewardInfo:
+        return self._rewards[reward]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rewards)
+
+    def __len__(self) -> int:
+        return len(self._rewards)
+
+
+REWARDS = Catalogue()
 
 
 def reward_info(reward: str) -> RewardInfo:

@@ -149,10 +149,12 @@ def test_the_commands_refuse_in_one_line(tmp_path):
     cases = [
         (("serve-rewards", "-r", "jpeg_size", "--host", "0.0.0.0"), 5, "set RECAST_REWARD_SERVER_KEY"),
         (("serve-rewards", "-r", "hpsv2"), 5, "recast rewards convert hpsv2"),
+        (("rewards", "list"), 1, "RECAST_REWARDS: cannot read"),
         (("rewards", "convert", "hpsv2", str(tmp_path / "no.pt")), 1, "does not exist"),
     ]
     for arguments, code, message in cases:
-        run = subprocess.run(**command(*arguments, **empty), timeout=60, check=False)
+        wrong = {"RECAST_REWARDS": str(tmp_path / "no.toml")} if arguments[1] == "list" else {}
+        run = subprocess.run(**command(*arguments, **empty, **wrong), timeout=60, check=False)
         assert run.returncode == code, run.stderr
         assert message in run.stderr
         assert "Traceback" not in run.stderr

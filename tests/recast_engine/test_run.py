@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from recast_engine import config as configs
@@ -52,3 +53,36 @@ def test_unknown_kinds_and_bad_configs_are_refused(request_on_disk, tmp_path):
         run(
             Request("evaluation", configs.dump(evaluation), request_on_disk.prompts), tmp_path, NullObserver()
         )
+
+
+def test_scores_that_failed_are_told_at_the_end_of_a_job(monkeypatch):
+    from types import SimpleNamespace
+
+    from recast_engine import run as module
+    from recast_engine.rewards.scoring import Scorer
+
+    class Flaky:
+        id = "jpeg_size"
+
+        def score(self, images, prompts):
+            return np.where(np.arange(len(images)) == 0, np.nan, 1.0)
+
+    class Listener(NullObserver):
+        def finding(self, kind, payload):
+            self.heard = (kind, payload["text"])
+
+    devices = []
+
+    def load(rewards, world, device):
+        devices.append(device)
+        return Scorer([Flaky()])
+
+    monkeypatch.setattr(module, "load_scorer", load)
+    monkeypatch.setenv("RECAST_REWARD_DEVICE", "cuda:7")
+    backbone, observer = SimpleNamespace(device="cpu"), Listener()
+    with module._scoring(["jpeg_size"], "miniature", backbone, observer) as scorer:
+        scorer(np.zeros((8, 4, 4, 3), np.uint8), parse_prompts("x\n" * 8))
+    assert observer.heard == (
+        "warning", "jpeg_size: 1 of 8 scores failed and were left out: no finite score",
+    )  # fmt: skip
+    assert devices == ["cuda:7"]
