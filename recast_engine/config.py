@@ -184,7 +184,7 @@ class SamplingConfig:
     shift: Annotated[float, Field(gt=0.0, le=100.0)] | None = None  # None: the model's own
     prompts_per_epoch: Annotated[int, Field(ge=1, le=4096)] = 48
     images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 24
-    batch_size: Annotated[int, Field(ge=1, le=1024, description="images sampled at once")] = 64
+    batch_size: Annotated[int, Field(ge=1, le=1024, description="images sampled at once, per device")] = 64
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -234,6 +234,44 @@ class StageConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class RetentionConfig:
+    """Which checkpoints of a training are kept; the others are deleted, wherever they were stored.
+
+    Attributes:
+        last: the newest ones.
+        best: those of the highest objective, of the present stage, without doubt of the collapse guard.
+        every: those of every so many epochs; None: none for that.
+    """
+
+    last: Annotated[int, Field(ge=1, le=1000, description="newest checkpoints kept")] = 2
+    best: Annotated[int, Field(ge=0, le=1000, description="best checkpoints kept")] = 1
+    every: Annotated[int, Field(ge=1, le=100_000, description="epochs")] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class CollapseGuardConfig:
+    """When a training is paused because its objective rises at the cost of what it does not measure.
+
+    The guard doubts an epoch whose objective is above the stage's start while the images of one prompt differ
+    by less than ``diversity`` of what they did in the run's first epoch, or while the mean of ``held_out``
+    has fallen by more than ``held_out_drop`` of its standard deviations in that epoch. ``epochs`` doubted
+    epochs in a row end the attempt; resuming goes on.
+
+    A sharp policy is less diverse without being broken: the miniature's quickstart ends at a third of its
+    diversity with better held-out scores. The default is far below that and catches one image per prompt.
+
+    Attributes:
+        diversity: share of the start; None: not watched.
+        held_out: id of a reward that no stage has a budget for; None: none is watched.
+    """
+
+    diversity: Annotated[float, Field(gt=0.0, lt=1.0, description="share of its start")] | None = 0.1
+    held_out: Annotated[str, Field(min_length=1, max_length=80)] | None = None
+    held_out_drop: Annotated[float, Field(gt=0.0, le=100.0, description="standard deviations")] = 1.0
+    epochs: Annotated[int, Field(ge=1, le=100_000, description="epochs in a row")] = 3
+
+
+@dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
     """A whole training run; every random draw follows from ``seed``."""
 
@@ -247,6 +285,8 @@ class TrainingConfig:
     seed: Seed = 0
     checkpoint_every: Annotated[int, Field(ge=1, le=100_000, description="epochs")] = 5
     samples_every: Annotated[int, Field(ge=1, le=100_000, description="epochs between sample grids")] = 5
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
+    collapse: CollapseGuardConfig = Field(default_factory=CollapseGuardConfig)
     prompt_set_sha256: Sha256 | None = None
 
 

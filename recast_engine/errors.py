@@ -51,3 +51,22 @@ class ProposalFailure(EngineError):
     """External proposals could not be had; the text says what to mend, and never holds a key."""
 
     type = "proposal-failure"
+
+
+class DiskFull(EngineError):
+    """Too little room for the next checkpoint; the text says how much is needed and how much is there."""
+
+    type = "disk-full"
+
+
+class Collapsed(EngineError):
+    """The collapse guard paused a training; the text says what fell and how to go on."""
+
+    type = "collapsed"
+
+
+class DeviceLost(Exception):
+    """Another process of a training on several devices is gone, so this one cannot go on.
+
+    Not an EngineError: like the loss of the engine process itself it is no fault of the request.
+    """

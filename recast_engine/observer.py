@@ -28,6 +28,9 @@ class Observer(Protocol):
     def file(self, kind: FileKind, name: str, path: Path, metadata: Mapping[str, Any]) -> None:
         """A finished file. The caller must have taken it when this returns; the engine may then delete it."""
 
+    def discard(self, kind: FileKind, name: str) -> None:
+        """A file reported earlier, in this run or one it goes on from, is not needed any more."""
+
     def cost(
         self,
         *,
@@ -58,6 +61,8 @@ class NullObserver:
     def finding(self, kind: FindingKind, payload: Mapping[str, Any]) -> None: ...
 
     def file(self, kind: FileKind, name: str, path: Path, metadata: Mapping[str, Any]) -> None: ...
+
+    def discard(self, kind: FileKind, name: str) -> None: ...
 
     def cost(
         self,

@@ -133,7 +133,9 @@ def _profile_shard(request: Request, workdir: Path, observer: Observer) -> dict[
 
 def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:
     config = configs.load(configs.TrainingConfig, request.config)
-    rewards = tuple(dict.fromkeys(reward for stage in config.stages for reward in stage.budgets))
+    budgeted = [reward for stage in config.stages for reward in stage.budgets]
+    watched = [] if config.collapse.held_out is None else [config.collapse.held_out]
+    rewards = tuple(dict.fromkeys([*budgeted, *watched]))
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
     with _scoring(rewards, config.model, backbone, observer) as scorer:

@@ -112,6 +112,9 @@ class PipeObserver:
         self.emit("file", n=number, kind=kind, name=name, path=str(Path(path).absolute()), metadata=metadata)
         self._commands.wait_taken(number)
 
+    def discard(self, kind: FileKind, name: str) -> None:
+        self.emit("discard", kind=kind, name=name)
+
     def cost(
         self,
         *,

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from store.database import transact
+from store.errors import ArtifactMissing
 from store.models import Artifact, Job
 from store.repositories import adapters, allocations, artifacts, jobs, profiles, prompt_sets, trainings
 from store.repositories.attempts import Claim
 from workers.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = 2
+"""Checkpoints put beside the request: the newest, and one to fall back to."""
 
 
 def workdir_of(runtime: Runtime, claim: Claim) -> Path:
@@ -34,17 +41,19 @@ def prepare(runtime: Runtime, claim: Claim) -> Path:
     workdir = workdir_of(runtime, claim)
     shutil.rmtree(workdir, ignore_errors=True)
     workdir.mkdir(parents=True)
-    request, files = transact(runtime.sessions, lambda session: _request(session, claim, workdir))
+    request, files, saved = transact(runtime.sessions, lambda session: _request(session, claim, workdir))
     for artifact, target in files:
         _fetch(runtime, artifact, target)
+    _fetch_checkpoints(runtime, saved)
     (workdir / "request.json").write_text(json.dumps(request), encoding="utf-8")
     return workdir
 
 
-def _request(
-    session: Session, claim: Claim, workdir: Path
-) -> tuple[dict[str, Any], list[tuple[Artifact, Path]]]:
-    """``recast_engine.run.Request`` as JSON data, and the artifacts to put beside it."""
+Fetched = list[tuple[Artifact, Path]]
+
+
+def _request(session: Session, claim: Claim, workdir: Path) -> tuple[dict[str, Any], Fetched, Fetched]:
+    """``recast_engine.run.Request`` as JSON data, the artifacts to put beside it, and the checkpoints."""
     job = jobs.get(session, claim.job_id)
     config, workspace = job.config, job.workspace_id
     prompts = workdir / "prompts.jsonl"
@@ -64,21 +73,39 @@ def _request(
         "resume_from": None,
         "work": job.request.get("work"),
     }
-    if checkpoint := _checkpoint(session, job):
-        folder = workdir / "resume" / checkpoint.name
-        request["resume_from"] = str(folder)
-        files.append((checkpoint, folder))
-    return request, files
+    saved = [(row, workdir / "resume" / row.name) for row in _checkpoints(session, job)]
+    if saved:
+        request["resume_from"] = str(saved[0][1])
+    return request, files, saved
 
 
-def _checkpoint(session: Session, job: Job) -> Artifact | None:
-    """What a training goes on from: its own newest checkpoint, else the one it was created to resume."""
+def _checkpoints(session: Session, job: Job) -> Sequence[Artifact]:
+    """What a training goes on from: its own newest checkpoints, else the one it was created to resume."""
     if job.kind != "training":
-        return None
-    own = trainings.newest_checkpoint(session, job.id)
-    if own is None and job.resume_from is not None:
-        return artifacts.get(session, job.resume_from, job.workspace_id)
+        return []
+    own = trainings.newest_checkpoints(session, job.id, CHECKPOINTS)
+    if not own and job.resume_from is not None:
+        return [artifacts.get(session, job.resume_from, job.workspace_id)]
     return own
+
+
+def _fetch_checkpoints(runtime: Runtime, saved: Fetched) -> None:
+    """Of one whose bytes are gone an empty folder stays: the engine passes over it, and says so.
+
+    Raises:
+        ArtifactMissing: there is none to go on from.
+    """
+    gone: list[ArtifactMissing] = []
+    for artifact, target in saved:
+        try:
+            _fetch(runtime, artifact, target)
+        except ArtifactMissing as error:
+            log.warning("checkpoint %s of %s is gone from the artifact store", artifact.name, artifact.job_id)
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
+            gone.append(error)
+    if gone and len(gone) == len(saved):
+        raise gone[0]
 
 
 def _fetch(runtime: Runtime, artifact: Artifact, target: Path) -> None:

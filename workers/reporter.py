@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,24 @@ class Reporter:
         else:
             stored = self._runtime.artifacts.put_file(key, path)
         self._write(lambda session: self._record(session, kind, name, key, stored, meta))
+
+    def _on_discard(self, event: Event) -> None:
+        """Delete a stored file of any attempt: out of the lists first, then its bytes, then its row.
+
+        What a crash leaves between these is deleted with the next.
+        """
+        job_id = self._claim.job_id
+
+        def hide(session: Session) -> None:
+            attempts.hold(session, self._claim)
+            artifacts.discard(session, job_id, event["kind"], event["name"])
+
+        self._write(hide)
+        with self._runtime.sessions() as session:
+            doomed = [(row.id, row.key) for row in artifacts.discarded(session, job_id)]
+        for row_id, key in doomed:
+            self._runtime.artifacts.delete_prefix(key)
+            self._write(partial(artifacts.delete, artifact_id=row_id))
 
     def store_log(self, data: bytes) -> None:
         """Keep the engine's log beside what it produced."""

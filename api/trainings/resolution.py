@@ -14,6 +14,7 @@ from api.refusals import FieldError, Invalid, Problems
 from recast_engine.backbones.catalogue import FAMILIES, ModelInfo
 from recast_engine.config import StageAllocation, StageConfig, TrainingConfig
 from recast_engine.prompts import Prompt
+from recast_engine.rewards.catalogue import REWARDS
 
 BUDGET_TOLERANCE = 1e-6
 
@@ -36,6 +37,7 @@ def resolve(context: Context, caller: Caller, config: TrainingConfig) -> tuple[T
         if model is None:
             raise Invalid(problems.found)
         problems.add(_target_problems(config, model))
+        problems.add(_held_out_problems(config, model, prompts))
         stages = [
             _stage(session, caller, config, index, model, prompts, problems)
             for index in range(len(config.stages))
@@ -66,6 +68,22 @@ def _target_problems(config: TrainingConfig, model: ModelInfo) -> Iterator[Field
         if target not in known:
             message = f"{target[:80]!r} is no layer of {model.id}; there are {', '.join(known)}"
             yield FieldError(("body", "lora", "targets", index), message)
+
+
+def _held_out_problems(
+    config: TrainingConfig, model: ModelInfo, prompts: Sequence[Prompt] | None
+) -> Iterator[FieldError]:
+    name, where = config.collapse.held_out, ("body", "collapse", "held_out")
+    if name is None:
+        return
+    if name not in REWARDS:
+        yield FieldError(where, f"unknown reward {name!r}; there are {', '.join(sorted(REWARDS))}")
+    elif any(name in stage.budgets for stage in config.stages):
+        yield FieldError(where, f"{name!r} has a budget; a held-out reward is one that no stage trains on")
+    elif reason := REWARDS[name].missing(model.reward_world):
+        yield FieldError(where, f"reward {name!r} is not available: {reason}")
+    elif prompts is not None and (problem := metadata_problem(name, prompts)):
+        yield FieldError(where, problem)
 
 
 def _stage(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from recast_engine.backbones.base import Backbone
 from recast_engine.config import LoRAConfig
-from recast_engine.errors import ConfigError
+from recast_engine.errors import ConfigError, NonFinite
 
 POLICY, OLD, EMA = "policy", "old", "ema"
 TRAINING_ADAPTERS = (POLICY, OLD, EMA)
@@ -215,7 +215,12 @@ def save_adapter(
 
     Args:
         provenance: further header entries (string to string).
+
+    Raises:
+        NonFinite: a weight is not finite.
     """
+    if not all(bool(torch.isfinite(value).all()) for value in weights.values()):
+        raise NonFinite(f"{path.name}: the adapter's weights are not finite, so it is not saved")
     modules = sorted({name.rsplit(".lora_", 1)[0] for name in weights})
     rank = len(weights[f"{modules[0]}.lora_A.weight"])
     scale = {"r": rank, "lora_alpha": alpha, "target_modules": modules}

@@ -46,6 +46,30 @@ def group_advantages(
     return torch.stack(rows).reshape(scores.shape) if rows else torch.zeros_like(scores)
 
 
+def advantage_scales(
+    rewards: Tensor | NDArray[Any] | Sequence[Any],
+    groups: Tensor | NDArray[Any] | Sequence[Any],
+    *,
+    scale: Scale = "global",
+) -> list[float]:
+    """What ``group_advantages`` divides each of (R, N) rewards by; the mean over live groups for ``group``.
+
+    NaN for a reward without a group that has spread.
+    """
+    scores, ids = _as_tensors(rewards, groups)
+    scales: list[float] = []
+    for row in scores if scores.ndim == 2 else scores[None]:
+        usable = _usable(row, ids)
+        if not bool(usable.any()):
+            scales.append(float("nan"))
+        elif scale == "global":
+            scales.append(float(row[torch.isfinite(row)].std(correction=0)))
+        else:
+            live = torch.unique(ids[usable])
+            scales.append(float(_spread(row, usable, ids)[1][live].mean()))
+    return scales
+
+
 def usable_samples(
     rewards: Tensor | NDArray[Any] | Sequence[Any], groups: Tensor | NDArray[Any] | Sequence[Any]
 ) -> Tensor:
@@ -74,13 +98,18 @@ def _row_advantages(scores: Tensor, ids: Tensor, scale: Scale) -> Tensor:
     usable = _usable(scores, ids)
     if not bool(usable.any()):
         return torch.zeros_like(scores)
+    deviation, spread = _spread(scores, usable, ids)
+    if scale == "global":
+        return deviation / scores[torch.isfinite(scores)].std(correction=0)
+    return torch.where(usable, deviation / torch.where(usable, spread[ids], 1.0), 0.0)
+
+
+def _spread(scores: Tensor, usable: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Deviations from the group's mean (N,), 0 where not usable, and standard deviations by group (P,)."""
     kept = torch.where(usable, scores, 0.0)
     count = _sums(usable.double(), ids).clamp_min(1.0)
     deviation = torch.where(usable, scores - (_sums(kept, ids) / count)[ids], 0.0)
-    if scale == "global":
-        return deviation / scores[torch.isfinite(scores)].std(correction=0)
-    spread = (_sums(deviation.square(), ids) / count).sqrt()[ids]
-    return torch.where(usable, deviation / torch.where(usable, spread, 1.0), 0.0)
+    return deviation, (_sums(deviation.square(), ids) / count).sqrt()
 
 
 def _usable(scores: Tensor, ids: Tensor) -> Tensor:

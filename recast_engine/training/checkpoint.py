@@ -20,8 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recast_engine.errors import CheckpointError
+from recast_engine.errors import CheckpointError, NonFinite
 from recast_engine.training.adapters import POLICY, TRAINING_ADAPTERS, AdapterSet
+from recast_engine.training.guards import Watch
+from recast_engine.training.retention import Kept
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 FORMAT = 1
@@ -39,6 +41,9 @@ class Position:
         stage: stage of the next epoch, from 0.
         allocations: of the stages begun so far, in order (JSON data); that of ``stage`` may still be to make.
         baseline: per reward (mean, standard deviation) that the stage's objective is standardised by.
+        watch: what the collapse guard remembers.
+        kept: checkpoints that are stored, by rising epoch.
+        dropped: names of those that were to be deleted once the newest was stored.
     """
 
     epoch: int = 0
@@ -46,6 +51,26 @@ class Position:
     stage: int = 0
     allocations: tuple[Mapping[str, Any], ...] = ()
     baseline: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    kept: tuple[Kept, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> Position:
+        """From the JSON data of ``dataclasses.asdict``."""
+        watch = dict(data.get("watch", {}))
+        if watch.get("held_out") is not None:
+            watch["held_out"] = tuple(watch["held_out"])
+        return cls(
+            **{
+                **data,
+                "allocations": tuple(data["allocations"]),
+                "baseline": {reward: (mean, std) for reward, (mean, std) in data["baseline"].items()},
+                "watch": Watch(**watch),
+                "kept": tuple(Kept(**one) for one in data.get("kept", ())),
+                "dropped": tuple(data.get("dropped", ())),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +84,17 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """``epoch-000010``."""
-        return f"epoch-{self.position.epoch:06d}"
+        return checkpoint_name(self.position.epoch)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def checkpoint_name(epoch: int) -> str:
+    """``epoch-000010``."""
+    return f"epoch-{epoch:06d}"
 
 
 def capture(
@@ -68,7 +103,11 @@ def capture(
     adapters: AdapterSet,
     optimizer: torch.optim.Optimizer,
 ) -> Checkpoint:
-    """Copy the state as it is now."""
+    """Copy the state as it is now.
+
+    Raises:
+        NonFinite: a weight is not finite, so that no such adapter is ever saved.
+    """
     tensors = {
         f"{name}/{key}": value for name in TRAINING_ADAPTERS for key, value in adapters.state(name).items()
     }
@@ -76,6 +115,8 @@ def capture(
         moments = optimizer.state.get(parameter, {})
         tensors.update({f"optimizer.{kind}/{key}": moments[kind] for kind in _MOMENTS if kind in moments})
     copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+    if not all(bool(torch.isfinite(value).all()) for value in copies.values()):
+        raise NonFinite(f"the adapter's weights are not finite after optimiser step {position.step}")
     return Checkpoint(position, config, copies)
 
 
@@ -95,11 +136,8 @@ def restore(checkpoint: Checkpoint, adapters: AdapterSet, optimizer: torch.optim
             }
 
 
-def write(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
-    """Write ``folder/epoch-NNNNNN`` under a temporary name, flush it to disk, then rename it.
-
-    The newest ``keep`` checkpoints stay; older ones are deleted.
-    """
+def write(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``folder/epoch-NNNNNN`` under a temporary name, flush it to disk, then rename it."""
     folder.mkdir(parents=True, exist_ok=True)
     target, draft = folder / checkpoint.name, folder / f".{checkpoint.name}.partial"
     for leftover in (draft, target):
@@ -119,8 +157,6 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
         _flush(path)
     draft.rename(target)
     _flush(folder)
-    for old in _newest_first(folder)[keep:]:
-        shutil.rmtree(old)
     return target
 
 
@@ -138,10 +174,7 @@ def read(path: Path) -> Checkpoint:
         tensors = load_file(path / TENSORS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path.name} is damaged: {type(error).__name__}: {error}") from None
-    position = state["position"]
-    position["baseline"] = {reward: (mean, std) for reward, (mean, std) in position["baseline"].items()}
-    position["allocations"] = tuple(position["allocations"])
-    return Checkpoint(Position(**position), state["config"], tensors)
+    return Checkpoint(Position.load(state["position"]), state["config"], tensors)
 
 
 def newest(path: Path) -> tuple[Checkpoint, list[str]]:

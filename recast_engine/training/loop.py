@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,8 @@ from recast_engine import config as configs
 from recast_engine.backbones.base import Backbone
 from recast_engine.backbones.catalogue import model_info
 from recast_engine.config import TrainingConfig
-from recast_engine.errors import ConfigError
-from recast_engine.observer import Observer, Stopped
+from recast_engine.errors import Collapsed, ConfigError
+from recast_engine.observer import NullObserver, Observer, Stopped
 from recast_engine.prompts import Prompt, prompt_set_hash
 from recast_engine.training import checkpoint as checkpoints
 from recast_engine.training import stages
@@ -36,9 +37,13 @@ from recast_engine.training.adapters import (
     load_adapter,
     save_adapter,
 )
-from recast_engine.training.checkpoint import Checkpoint, Position
-from recast_engine.training.metrics import epoch_metrics, extend_baseline
+from recast_engine.training.checkpoint import Checkpoint, Position, checkpoint_name
+from recast_engine.training.devices import ALONE, Devices
+from recast_engine.training.guards import Watch, watch_epoch
+from recast_engine.training.metrics import epoch_metrics, extend_baseline, moments
 from recast_engine.training.old_policy import old_policy_decay
+from recast_engine.training.retention import Kept, require_room, retain
+from recast_engine.training.retention import best as best_kept
 from recast_engine.training.rollouts import (
     Rollouts,
     Scorer,
@@ -93,26 +98,32 @@ def train(
     profiles: Stored = NOTHING_STORED,
     initial_adapter: Path | None = None,
     resume_from: Path | None = None,
+    devices: Devices = ALONE,
 ) -> TrainingResult:
     """Train a LoRA adapter towards the budgets of ``config.stages``, one stage after another.
 
     Args:
-        scorer: of every reward that some stage has a budget for.
+        scorer: of every reward that some stage has a budget for, and of the collapse guard's held-out one.
         workdir: checkpoints, sample grids and the final adapter are written here.
         allocations, profiles: the stored ones that the stages name, by id.
         initial_adapter: adapter file to start from; None starts from the base model.
         resume_from: a checkpoint folder, or a folder of them, to go on from: a resumed run gives bit for bit
-            what an uninterrupted one gives (on the CPU).
+            what an uninterrupted one gives (on the CPU, with as many devices).
+        devices: the processes that train together, of which the first reports and writes.
 
     Raises:
         ConfigError: what the config asks for does not fit the prompts, adapter, profile or allocation.
         RewardFailure: a reward failed on too many images.
         NonFinite: a loss or gradient is not finite.
         CheckpointError: nothing whole to resume from.
+        DiskFull: there is no room for a checkpoint.
+        Collapsed: the collapse guard paused the training; a checkpoint was reported.
+        DeviceLost: another device's process is gone.
         Stopped: the observer asked to stop; a checkpoint of the last finished epoch was reported.
     """
     with attached(backbone, config.lora, seed=config.seed) as adapters:
-        run = _Run(backbone, adapters, prompts, config, observer, workdir)
+        heard = observer if devices.leads else NullObserver()
+        run = _Run(backbone, adapters, scorer, prompts, config, heard, workdir, devices)
         if resume_from is not None:
             run.resume(resume_from)
         elif initial_adapter is not None:
@@ -137,13 +148,18 @@ class _Run:
         self,
         backbone: Backbone,
         adapters: AdapterSet,
+        scorer: Scorer,
         prompts: Sequence[Prompt],
         config: TrainingConfig,
         observer: Observer,
         workdir: Path,
+        devices: Devices,
     ) -> None:
         self.backbone = backbone
         self.adapters = adapters
+        self.devices = devices
+        watched = config.collapse.held_out
+        self.held_out = () if watched is None else (scorer.select((watched,)),)
         self.prompts = prompts
         self.config = config
         self.observer = observer
@@ -160,6 +176,8 @@ class _Run:
         self.last_metrics: dict[str, float] = {}
         self.position = Position()
         self.snapshot = self._capture()
+        workdir.mkdir(parents=True, exist_ok=True)
+        require_room(workdir, 2 * self.snapshot.bytes, checkpoints=config.retention.last + 1)  # with moments
 
     def last_epoch(self, stage: int) -> int:
         """Epochs finished when ``stage`` is."""
@@ -189,6 +207,7 @@ class _Run:
             raise ConfigError(f"cannot resume: {', '.join(changed)} differ from the checkpoint's")
         checkpoints.restore(checkpoint, self.adapters, self.optimizer)
         self.position, self.snapshot = checkpoint.position, checkpoint
+        self._delete(checkpoint.position.dropped)  # it may not have come to that
 
     def begin_stage(self, stage: Stage, allocations: Stored, profiles: Stored) -> NDArray[np.float64]:
         """Settle the stage's allocation, once; returns its matrix W (R, T)."""
@@ -206,9 +225,16 @@ class _Run:
                     raise ConfigError(f"allocation {wanted!r} was not provided")
                 allocation, matrix = stages.stored_allocation(stage, allocations[wanted], steps)
             else:
-                allocation, measured = stages.make_allocation(
-                    stage, self.backbone, self.adapters, wanted, self.config, profiles, self.observer
+                arguments = (
+                    stage,
+                    self.backbone,
+                    self.adapters,
+                    wanted,
+                    self.config,
+                    profiles,
+                    self.observer,
                 )
+                allocation, measured = self.devices.lead(lambda: stages.make_allocation(*arguments))
                 matrix = np.asarray(allocation["matrix"])
             self.position = replace(self.position, allocations=(*self.position.allocations, allocation))
             self.snapshot = self._capture()
@@ -235,17 +261,24 @@ class _Run:
             step=self.position.step,
             generator=update_generator(self.config.seed, number),
             observer=self.observer,
+            devices=self.devices,
         )
         self.adapters.blend(OLD, POLICY, old_policy_decay(optimizer.old_policy, report.step))
         seconds = time.perf_counter() - drawn
         baseline = extend_baseline(self.position.baseline, rollouts.scores)
-        self.last_metrics = epoch_metrics(stage, rollouts, report, baseline, seconds)
-        self.position = replace(self.position, epoch=number + 1, step=report.step, baseline=baseline)
+        metrics = epoch_metrics(stage, rollouts, report, baseline, optimizer)
+        watch, doubts = self._watch(rollouts, metrics)
+        self.last_metrics = {**metrics, "guard/doubts": float(watch.doubts), "seconds/training": seconds}
+        self.position = replace(
+            self.position, epoch=number + 1, step=report.step, baseline=baseline, watch=watch
+        )
         self.snapshot = self._capture()
         self._report_cost(started, evaluations, int(rollouts.scores.applicable.sum()))
         self.observer.metrics(number + 1, self.last_metrics)
         self.observer.advance(number + 1)
         self._write_due_files()
+        if watch.doubts >= self.config.collapse.epochs:
+            self._pause(doubts)
 
     def _draw(self, stage: Stage, number: int) -> Rollouts:
         sampling, seed = self.config.sampling, self.config.seed
@@ -253,11 +286,34 @@ class _Run:
         return draw_rollouts(
             self.backbone,
             self.adapters,
-            stage.scorer,
+            (stage.scorer, *self.held_out),
             [stage.prompts[index] for index in chosen],
             sampling,
             image_seeds(seed, number, len(chosen) * sampling.images_per_prompt),
             self.observer,
+            self.devices,
+        )
+
+    def _watch(self, rollouts: Rollouts, metrics: Mapping[str, float]) -> tuple[Watch, list[str]]:
+        return watch_epoch(
+            self.position.watch,
+            self.config.collapse,
+            objective=metrics["objective"],
+            diversity=metrics["diversity"],
+            held_out=moments(rollouts.held_out),
+        )
+
+    def _pause(self, reasons: Sequence[str]) -> None:
+        """Leave in good order: the checkpoint that a resumed attempt goes on from has no doubts yet."""
+        self.position = replace(self.position, watch=replace(self.position.watch, doubts=0))
+        self.snapshot = self._capture()
+        self.write_checkpoint(rated=False)
+        best = best_kept(self.position.kept)
+        kept = "none was good" if best is None else f"{checkpoint_name(best.epoch)} is the best kept"
+        raise Collapsed(
+            f"paused after epoch {self.position.epoch}: for {self.config.collapse.epochs} epochs the "
+            f"objective was above its start while {' and '.join(reasons)}; of the checkpoints {kept}. Resume "
+            "to go on all the same, or train anew with a higher kl_weight or a lower learning_rate"
         )
 
     def _write_due_files(self) -> None:
@@ -280,6 +336,12 @@ class _Run:
     def finish(self) -> TrainingResult:
         """Write and report the final adapter."""
         path = self.workdir / "final.safetensors"
+        position = self.position
+        digest = self.devices.lead(lambda: self._write_adapter(path))
+        return TrainingResult(path, digest, position.epoch, position.step, self.last_metrics)
+
+    def _write_adapter(self, path: Path) -> str:
+        """Returns the file's SHA-256."""
         lora, position = self.config.lora, self.position
         save_adapter(path, self.adapters.state(EMA), alpha=lora.alpha, provenance=self._provenance())
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -293,19 +355,44 @@ class _Run:
             "sha256": digest,
         }
         self.observer.file("adapter", path.name, path, facts)
-        return TrainingResult(path, digest, position.epoch, position.step, self.last_metrics)
+        return digest
 
-    def write_checkpoint(self) -> None:
-        """Write and report the state after the last finished epoch."""
-        path = checkpoints.write(self.workdir / "checkpoints", self.snapshot)
+    def write_checkpoint(self, *, rated: bool = True) -> None:
+        """Write and report the state after the last finished epoch, then delete what need not be kept.
+
+        ``rated``: whether it may count among the best.
+        """
         position = self.snapshot.position
-        facts = {"epoch": position.epoch, "step": position.step, "stage": position.stage}
-        self.observer.file("checkpoint", path.name, path, facts)
+        self.devices.require_same(self.adapters.parameters(POLICY), "the policy")
+        before = {one.epoch: one for one in position.kept}
+        mine = before.pop(position.epoch, None)
+        if mine is None:
+            rated = rated and not position.watch.doubts
+            objective = self.last_metrics.get("objective") if rated else None
+            mine = Kept(position.epoch, position.stage, objective)
+        kept, gone = retain([*before.values(), mine], self.config.retention)
+        dropped = tuple(checkpoint_name(one.epoch) for one in gone)
+        self.position = replace(self.position, kept=kept, dropped=dropped)
+        self.snapshot = replace(self.snapshot, position=replace(position, kept=kept, dropped=dropped))
+        if self.devices.leads:
+            require_room(self.workdir, self.snapshot.bytes)
+            path = checkpoints.write(self.workdir / "checkpoints", self.snapshot)
+            facts = {"epoch": position.epoch, "step": position.step, "stage": position.stage}
+            self.observer.file("checkpoint", path.name, path, {**facts, "objective": mine.objective})
+            self._delete(dropped)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self.devices.leads:
+                shutil.rmtree(self.workdir / "checkpoints" / name, ignore_errors=True)
+            self.observer.discard("checkpoint", name)
 
     def _capture(self) -> Checkpoint:
         return checkpoints.capture(self.position, configs.dump(self.config), self.adapters, self.optimizer)
 
     def _draw_samples(self) -> None:
+        if not self.devices.leads:
+            return
         started, evaluations = time.perf_counter(), self.backbone.evaluations
         name = f"epoch-{self.position.epoch:06d}.png"
         path = self.workdir / "samples" / name

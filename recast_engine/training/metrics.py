@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from recast_engine.config import OptimizerConfig
 from recast_engine.rewards.base import Scores
-from recast_engine.training.advantages import usable_samples
+from recast_engine.training.advantages import advantage_scales, usable_samples
 from recast_engine.training.rollouts import Rollouts
 from recast_engine.training.stages import Stage
 from recast_engine.training.update import UpdateReport
@@ -43,10 +44,15 @@ def objective(stage: Stage, scores: Scores, baseline: Baseline) -> float:
 
 
 def epoch_metrics(
-    stage: Stage, rollouts: Rollouts, report: UpdateReport, baseline: Baseline, training_seconds: float
+    stage: Stage, rollouts: Rollouts, report: UpdateReport, baseline: Baseline, config: OptimizerConfig
 ) -> dict[str, float]:
-    """All metrics of one epoch; a mean over nothing is left out, so every value is finite."""
+    """The metrics of one epoch; a mean over nothing is left out, so every value is finite.
+
+    ``reward/<id>/scale`` is what the reward's deviations are divided by to give its advantages (the mean over
+    groups, where each has its own); ``loss/kl`` is measured where it has a weight.
+    """
     scores = rollouts.scores
+    scales = advantage_scales(scores.values, rollouts.groups, scale=config.advantage_scale)
     values: dict[str, float] = {"objective": objective(stage, scores, baseline)}
     for row, reward in enumerate(scores.rewards):
         finite = scores.values[row][np.isfinite(scores.values[row])]
@@ -54,17 +60,29 @@ def epoch_metrics(
         if len(finite):
             values[f"reward/{reward}/mean"] = float(finite.mean())
             values[f"reward/{reward}/std"] = float(finite.std())
+        if np.isfinite(scales[row]):
+            values[f"reward/{reward}/scale"] = scales[row]
+    if (held_out := moments(rollouts.held_out)) is not None and rollouts.held_out is not None:
+        values[f"held_out/{rollouts.held_out.rewards[0]}/mean"] = held_out[0]
     if report.losses:
-        means = np.mean(report.losses, axis=0)
-        values |= {f"loss/{name}": float(x) for name, x in zip(("total", "policy", "kl"), means, strict=True)}
+        total, policy, kl = (float(mean) for mean in np.mean(report.losses, axis=0))
+        values |= {"loss/total": total, "loss/policy": policy}
+        if config.kl_weight > 0:
+            values["loss/kl"] = kl
         values["grad_norm"] = float(np.mean(report.gradient_norms))
         values["advantage/clipped_share"] = report.clipped / report.pairs
+    values["diversity"] = float(rollouts.diversity.mean())
     values["zero_std_share"] = zero_spread_share(rollouts)
     values["images_unused"] = float(report.images - report.images_used)
     values["seconds/sampling"] = rollouts.sampling_seconds
     values["seconds/scoring"] = rollouts.scoring_seconds
-    values["seconds/training"] = training_seconds
     return values
+
+
+def moments(scores: Scores | None) -> tuple[float, float] | None:
+    """(mean, standard deviation) of the finite scores of one reward; None: there are none."""
+    finite = np.empty(0) if scores is None else scores.values[np.isfinite(scores.values)]
+    return (float(finite.mean()), float(finite.std())) if len(finite) else None
 
 
 def zero_spread_share(rollouts: Rollouts) -> float:

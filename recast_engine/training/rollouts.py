@@ -21,6 +21,8 @@ from recast_engine.prompts import Prompt
 from recast_engine.rewards.base import Scores
 from recast_engine.rewards.service import begin, joined
 from recast_engine.training.adapters import OLD, AdapterSet
+from recast_engine.training.devices import ALONE, Devices
+from recast_engine.training.guards import group_diversity
 
 _PROMPTS, _IMAGES, _UPDATES = 1, 2, 3
 
@@ -49,6 +51,8 @@ class Rollouts:
         groups: (N,) int64 group of each image, 0..P-1.
         conditioning: of the P prompts.
         scores: of the N images.
+        held_out: of the N images, by the collapse guard's held-out reward; None: there is none.
+        diversity: (P,) float64, how much the images of each group differ (``guards.group_diversity``).
         sampling_seconds: time to draw and decode, and to score on the way.
         scoring_seconds: time spent waiting for scores once all was drawn.
     """
@@ -57,6 +61,8 @@ class Rollouts:
     groups: Tensor
     conditioning: Conditioning
     scores: Scores
+    held_out: Scores | None
+    diversity: NDArray[np.float64]
     sampling_seconds: float
     scoring_seconds: float
 
@@ -91,49 +97,83 @@ def update_generator(seed: int, epoch: int) -> torch.Generator:
 def draw_rollouts(
     backbone: Backbone,
     adapters: AdapterSet,
-    scorer: Scorer,
+    scorers: Sequence[Scorer],
     prompts: Sequence[Prompt],
     config: SamplingConfig,
     seeds: Sequence[int],
     observer: Observer,
+    devices: Devices = ALONE,
 ) -> Rollouts:
     """Draw ``config.images_per_prompt`` images of every prompt with the *old* policy, and score them.
 
-    A batch is scored while the next one is drawn, if ``scorer`` is a ScoringService.
+    A batch is scored while the next one is drawn, by every scorer that is a ScoringService.
+
+    Args:
+        scorers: the stage's, and that of the held-out reward if there is one.
+        devices: each draws and scores its share of the prompts.
 
     Raises:
         RewardFailure: a reward failed on more than a fifth of the images it applies to.
         Stopped: the observer asked to stop.
     """
     started = time.perf_counter()
-    groups = torch.arange(len(prompts)).repeat_interleave(config.images_per_prompt)
+    count, per_prompt = len(prompts), config.images_per_prompt
+    groups = torch.arange(count).repeat_interleave(per_prompt)
+    owners = [prompts[group] for group in groups.tolist()]
     conditioning = backbone.encode_prompts([prompt.prompt for prompt in prompts])
-    parts: list[Tensor] = []
-    waiting: list[Callable[[], Scores]] = []
+    mine = devices.share(count)
+    last = mine.stop * per_prompt
+    latents: list[Tensor] = []
+    images: list[NDArray[np.uint8]] = []
+    waiting: list[list[Callable[[], Scores]]] = []
     with adapters.using(OLD):
         if adapters.active != OLD:
             raise AssertionError("training images must come from the old policy")
-        for start in range(0, len(seeds), config.batch_size):
-            owners = groups[start : start + config.batch_size]
-            latents = sample(
+        for start in range(mine.start * per_prompt, last, config.batch_size):
+            batch = slice(start, min(start + config.batch_size, last))
+            drawn = sample(
                 backbone,
-                conditioning.select(owners),
-                seeds[start : start + config.batch_size],
+                conditioning.select(groups[batch]),
+                seeds[batch],
                 steps=config.steps,
                 solver=config.solver,
                 shift=config.shift,
                 batch_size=config.batch_size,
-                observer=observer,
+                observer=observer if devices.size == 1 else None,  # ranks stop together, in the update
             )
-            parts.append(latents.float())
-            asked = [prompts[owner] for owner in owners.tolist()]
-            waiting.append(begin(scorer, backbone.decode(latents), asked))
-    drawn = time.perf_counter()
-    scores = joined([scored() for scored in waiting])
-    check_failures(scores)
+            latents.append(drawn.float())
+            images.append(backbone.decode(drawn))
+            waiting.append([begin(scorer, images[-1], owners[batch]) for scorer in scorers])
+    sampled = time.perf_counter()
+    own = [joined([scored() for scored in parts]) for parts in zip(*waiting, strict=True)]
+    scores = [
+        _everyones(one, scorer, owners, count, devices) for one, scorer in zip(own, scorers, strict=True)
+    ]
+    check_failures(scores[0])
+    waited = time.perf_counter() - sampled
+    grouped = np.concatenate(images).reshape(len(mine), per_prompt, *images[0].shape[1:])
+    diversity = torch.tensor([group_diversity(group) for group in grouped], dtype=torch.float64)
+    by_group = torch.cat(latents).reshape(len(mine), per_prompt, *latents[0].shape[1:])
     return Rollouts(
-        torch.cat(parts), groups, conditioning, scores, drawn - started, time.perf_counter() - drawn
+        devices.join(by_group, count).flatten(0, 1),
+        groups,
+        conditioning,
+        scores[0],
+        scores[1] if len(scores) > 1 else None,
+        devices.join(diversity, count).numpy(),
+        sampled - started,
+        waited,
     )
+
+
+def _everyones(own: Scores, scorer: Scorer, owners: Sequence[Prompt], count: int, devices: Devices) -> Scores:
+    """The scores of all ``count`` groups from those of this device's."""
+    if devices.size == 1:
+        return own
+    values = torch.from_numpy(own.values.T.copy()).reshape(-1, len(owners) // count, len(own.rewards))
+    joined_values = devices.join(values, count).flatten(0, 1).numpy().T
+    seconds = devices.add(torch.from_numpy(own.seconds.copy())).numpy()
+    return Scores(own.rewards, joined_values, scorer.applicable(owners), seconds, own.errors)
 
 
 def check_failures(scores: Scores) -> None:

@@ -16,6 +16,7 @@ from recast_engine.errors import NonFinite
 from recast_engine.observer import Observer, Stopped
 from recast_engine.training.adapters import EMA, OLD, POLICY, AdapterSet
 from recast_engine.training.advantages import group_advantages, optimality, usable_samples
+from recast_engine.training.devices import ALONE, Devices
 from recast_engine.training.loss import NFTLoss, nft_loss
 from recast_engine.training.rollouts import Rollouts
 
@@ -93,12 +94,14 @@ def update_policy(
     step: int,
     generator: torch.Generator,
     observer: Observer,
+    devices: Devices = ALONE,
 ) -> UpdateReport:
     """One pass over the usable (image, step) pairs; the EMA follows every optimiser step.
 
     Args:
         sigmas: (T + 1,) noise levels of the sampler; an image is noised to those it was drawn through.
         step: optimiser steps taken so far.
+        devices: each trains on its share of every batch.
 
     Raises:
         NonFinite: a loss or gradient is not finite; the weights are those before that step.
@@ -110,19 +113,25 @@ def update_policy(
     parameters = adapters.parameters(POLICY)
     chunks = torch.split(pairs, config.batch_size * config.accumulation) if len(pairs) else ()
     for chunk in chunks:
-        if observer.should_stop():
+        if devices.agree(observer.should_stop()):
             raise Stopped
         optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(3, dtype=torch.float64)
         for batch in torch.split(chunk, config.batch_size):
             timed = advantages.at(batch[:, 0], batch[:, 1])
             report.clipped += int((timed.abs() > config.advantage_clip).sum())
-            share = len(batch) / len(chunk)
-            loss = _loss(backbone, adapters, rollouts, batch, timed, sigmas, config, generator)
-            sums += share * torch.stack([loss.total, loss.policy, loss.kl]).detach().double().cpu()
-            _require_finite(sums, "loss", report.step)
+            noise = torch.randn(len(batch), *rollouts.latents.shape[1:], generator=generator)
+            own = devices.share(len(batch))
+            if not own:
+                continue
+            rows = slice(own.start, own.stop)
+            loss = _loss(backbone, adapters, rollouts, batch[rows], noise[rows], timed[rows], sigmas, config)
+            weight = len(own) / len(chunk)
+            sums += weight * torch.stack([loss.total, loss.policy, loss.kl]).detach().double().cpu()
             with adapters.using(POLICY):
-                (share * loss.total).backward()  # type: ignore[no-untyped-call]
+                (weight * loss.total).backward()  # type: ignore[no-untyped-call]
+        _require_finite(devices.add(sums), "loss", report.step)
+        devices.add_gradients(parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.gradient_clip)
         _require_finite(norm, "gradient", report.step)
         optimizer.step()
@@ -138,15 +147,15 @@ def _loss(
     adapters: AdapterSet,
     rollouts: Rollouts,
     batch: Tensor,
+    noise: Tensor,
     timed: Tensor,
     sigmas: Tensor,
     config: OptimizerConfig,
-    generator: torch.Generator,
 ) -> NFTLoss:
     """The NFT loss of pairs ``batch`` (B, 2) of image and step, with gradient to the policy."""
     images, steps = batch.unbind(1)
     clean = rollouts.latents[images.to(rollouts.latents.device)]
-    noise = torch.randn(clean.shape, generator=generator).to(clean)
+    noise = noise.to(clean)
     sigma = sigmas[steps].to(clean)
     level = sigma.reshape(-1, *[1] * (clean.ndim - 1))
     noisy = (1 - level) * clean + level * noise

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete as delete_rows
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from store.errors import NotFound
@@ -55,6 +56,27 @@ def of_job(session: Session, job_id: str, kind: str) -> Sequence[Artifact]:
     for row in session.scalars(query.order_by(Artifact.attempt, Artifact.created_at, Artifact.id)):
         newest[row.name] = row
     return list(newest.values())
+
+
+DISCARDED = "discarded"
+"""Kind of a file that is about to be deleted: it is in no list any more, and its bytes may be gone."""
+
+
+def discard(session: Session, job_id: str, kind: str, name: str) -> None:
+    """Take every attempt's file of a kind and name out of the lists, to be deleted."""
+    query = update(Artifact).where(Artifact.job_id == job_id, Artifact.kind == kind, Artifact.name == name)
+    session.execute(query.values(kind=DISCARDED))
+
+
+def discarded(session: Session, job_id: str) -> Sequence[Artifact]:
+    """Files whose bytes are to be deleted."""
+    query = select(Artifact).where(Artifact.job_id == job_id, Artifact.kind == DISCARDED)
+    return session.scalars(query.order_by(Artifact.id)).all()
+
+
+def delete(session: Session, artifact_id: str) -> None:
+    """Forget a file whose bytes are deleted."""
+    session.execute(delete_rows(Artifact).where(Artifact.id == artifact_id, Artifact.kind == DISCARDED))
 
 
 def find(session: Session, job_id: str, kind: str, name: str) -> Artifact | None:

@@ -49,7 +49,6 @@ def checkpoints(session: Session, job_id: str) -> Sequence[Artifact]:
     return sorted(artifacts.of_job(session, job_id, "checkpoint"), key=lambda row: row.step or 0)
 
 
-def newest_checkpoint(session: Session, job_id: str) -> Artifact | None:
-    """The checkpoint to go on from."""
-    found = checkpoints(session, job_id)
-    return found[-1] if found else None
+def newest_checkpoints(session: Session, job_id: str, count: int) -> Sequence[Artifact]:
+    """The checkpoint to go on from, and those to fall back to, newest first."""
+    return checkpoints(session, job_id)[: -count - 1 : -1]

@@ -144,13 +144,20 @@ def test_a_file_reported_again_is_listed_once(session: Session, workspace: str) 
 
 def test_the_newest_checkpoint_is_the_one_of_the_highest_epoch(session: Session, workspace: str) -> None:
     job_id = make_job(session, workspace, "training")
-    assert trainings.newest_checkpoint(session, job_id) is None
+    assert trainings.newest_checkpoints(session, job_id, 2) == []
     for attempt, epoch in ((1, 5), (1, 10), (2, 10), (2, 9)):
         make_artifact(session, job_id, attempt, f"epoch-{epoch:06d}", epoch, "checkpoint")
-    newest = trainings.newest_checkpoint(session, job_id)
-    assert newest is not None
-    assert (newest.step, newest.attempt) == (10, 2)
+    newest = trainings.newest_checkpoints(session, job_id, 2)
+    assert [(row.step, row.attempt) for row in newest] == [(10, 2), (9, 2)]
     assert [row.step for row in trainings.checkpoints(session, job_id)] == [5, 9, 10]
+    artifacts.discard(session, job_id, "checkpoint", "epoch-000010")
+    assert [row.step for row in trainings.checkpoints(session, job_id)] == [5, 9]
+    doomed = artifacts.discarded(session, job_id)
+    assert {(row.step, row.attempt) for row in doomed} == {(10, 1), (10, 2)}  # of every attempt
+    artifacts.delete(session, doomed[0].id)
+    artifacts.delete(session, newest[1].id)  # not discarded, so it stays
+    assert artifacts.discarded(session, job_id) == doomed[1:]
+    assert [row.step for row in trainings.checkpoints(session, job_id)] == [5, 9]
 
 
 def test_adapters_profiles_and_reports_belong_to_their_workspace(session: Session, workspace: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -207,6 +208,52 @@ def test_a_checkpoint_whose_bytes_are_gone_fails_the_job(service: Service) -> No
     job = service.job(job_id)
     assert job.error is not None
     assert (job.status, job.error["type"]) == ("failed", "artifact-missing")
+
+
+def test_a_gone_checkpoint_leaves_the_one_before_and_an_empty_folder(service: Service) -> None:
+    """The engine then goes on from the older one and says so."""
+    job_id = service.submit(publish=False, epochs=3, die_at=3)
+    run_job(service.runtime, job_id)
+    service.runtime.artifacts.delete_prefix(f"jobs/{job_id}/1/checkpoint/epoch-000003")
+    workdir = prepare(service.runtime, claim(service, job_id))
+    assert sorted(path.name for path in (workdir / "resume").iterdir()) == ["epoch-000002", "epoch-000003"]
+    assert not list((workdir / "resume" / "epoch-000003").iterdir())
+    assert (workdir / "resume" / "epoch-000002" / "weights.bin").read_bytes() == bytes([2]) * 100
+    assert json.loads((workdir / "request.json").read_text())["resume_from"].endswith("epoch-000003")
+
+
+def test_a_discarded_checkpoint_leaves_the_store(service: Service, tmp_path: Path) -> None:
+    """Rows and bytes of every attempt go; one whose bytes could not be deleted goes with the next."""
+    held = claim(service, service.submit(publish=False))
+    job_id = held.job_id
+    for name in ("epoch-000001", "epoch-000002", "epoch-000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.bin").write_bytes(b"w")
+        Reporter(service.runtime, held).handle(file_event(tmp_path / name, "checkpoint"))
+    held = steal(service, job_id)
+    report = Reporter(service.runtime, held)
+    report.handle(file_event(tmp_path / "epoch-000002", "checkpoint"))
+
+    def stored() -> list[str]:
+        root = Path(service.settings.artifacts_url) / "jobs" / job_id
+        return sorted(str(path.relative_to(root).parent) for path in root.rglob("weights.bin"))
+
+    class Unreachable(ArtifactStore):
+        """Deletes nothing."""
+
+        def delete_prefix(self, prefix: str) -> None:
+            raise StorageError("away")
+
+    away = replace(service.runtime, artifacts=Unreachable(service.settings.artifacts_url))
+    with pytest.raises(StorageError):
+        Reporter(away, held).handle(event("discard", kind="checkpoint", name="epoch-000001"))
+    assert "1/checkpoint/epoch-000001" in stored()
+    report.handle(event("discard", kind="checkpoint", name="epoch-000002"))
+    assert stored() == ["1/checkpoint/epoch-000003"]
+    with service.runtime.sessions() as session:
+        assert [row.name for row in trainings.checkpoints(session, job_id)] == ["epoch-000003"]
+        assert session.query(Artifact).count() == 1
+    report.handle(event("discard", kind="checkpoint", name="epoch-000002"))  # again: nothing to do
 
 
 def test_two_callers_run_one_job_once(service: Service) -> None:

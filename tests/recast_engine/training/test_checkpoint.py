@@ -10,10 +10,12 @@ import torch
 
 from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.config import LoRAConfig
-from recast_engine.errors import CheckpointError, ConfigError
+from recast_engine.errors import CheckpointError, ConfigError, NonFinite
 from recast_engine.training import checkpoint as checkpoints
 from recast_engine.training.adapters import POLICY, TRAINING_ADAPTERS, AdapterSet, attached
 from recast_engine.training.checkpoint import STATE, TENSORS, Position
+from recast_engine.training.guards import Watch
+from recast_engine.training.retention import Kept
 
 
 def _optimizer(adapters: AdapterSet) -> torch.optim.Optimizer:
@@ -27,7 +29,16 @@ def _step(adapters: AdapterSet, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-POSITION = Position(3, 1, 0, ({"matrix": [[1.0, 0.5]], "rewards": ["a"]},), {"a": (0.1, 0.2)})
+POSITION = Position(
+    3,
+    1,
+    0,
+    ({"matrix": [[1.0, 0.5]], "rewards": ["a"]},),
+    {"a": (0.1, 0.2)},
+    Watch(0.25, (0.5, 0.125), 2),
+    (Kept(2, 0, 0.75), Kept(3, 0, None)),
+    ("epoch-000001",),
+)
 
 
 def test_restoring_continues_bit_for_bit(backbone: SD3Backbone, tmp_path: Path) -> None:
@@ -60,9 +71,25 @@ def _write(folder: Path, *epochs: int) -> None:
         checkpoints.write(folder, checkpoints.Checkpoint(Position(epoch=epoch), {}, tensors))
 
 
-def test_only_the_newest_are_kept_and_no_draft_is_left(tmp_path: Path) -> None:
-    _write(tmp_path, 1, 2, 3, 3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-000002", "epoch-000003"]
+def test_no_draft_is_left(tmp_path: Path) -> None:
+    _write(tmp_path, 1, 2, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-000001", "epoch-000002"]
+    assert all({file.name for file in path.iterdir()} == {TENSORS, STATE} for path in tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Positions without what the guard and the retention remember."""
+    whole = {"epoch": 3, "step": 1, "stage": 0, "allocations": [{"a": 1}], "baseline": {"a": [0.1, 0.2]}}
+    position = Position.load(whole)
+    assert position == Position(3, 1, 0, ({"a": 1},), {"a": (0.1, 0.2)})
+
+
+def test_weights_that_are_not_finite_are_never_captured(backbone: SD3Backbone) -> None:
+    with attached(backbone, LoRAConfig(rank=2, alpha=2.0)) as adapters:
+        optimizer = _optimizer(adapters)
+        adapters.parameters("old")[3].data[0, 0] = float("inf")
+        with pytest.raises(NonFinite, match="after optimiser step 1"):
+            checkpoints.capture(POSITION, {}, adapters, optimizer)
 
 
 @pytest.mark.parametrize("file", [TENSORS, STATE])

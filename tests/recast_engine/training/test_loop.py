@@ -95,7 +95,6 @@ def test_what_a_training_reports(backbone: SD3Backbone, tmp_path: Path) -> None:
         "objective",
         "loss/total",
         "loss/policy",
-        "loss/kl",
         "grad_norm",
         "advantage/clipped_share",
     } < set(metrics)

@@ -71,6 +71,7 @@ class Recorder(NullObserver):
     phases: list[tuple[str, int]] = field(default_factory=list)
     progress: list[int] = field(default_factory=list)
     costs: list[dict[str, float]] = field(default_factory=list)
+    discards: list[tuple[str, str]] = field(default_factory=list)
 
     def phase(self, name: str, total: int) -> None:
         self.phases.append((name, total))
@@ -87,6 +88,9 @@ class Recorder(NullObserver):
     def file(self, kind: str, name: str, path: Path, metadata: Mapping[str, Any]) -> None:
         assert path.exists()
         self.files.append((kind, name, path, dict(metadata)))
+
+    def discard(self, kind: str, name: str) -> None:
+        self.discards.append((kind, name))
 
     def cost(self, **amounts: float) -> None:  # type: ignore[override]
         self.costs.append(amounts)
