@@ -104,6 +104,10 @@ class Client:
         """Rewards; with ``model``, their availability for it."""
         return self._list("/v1/rewards", model=model)
 
+    def proposal_sources(self) -> list[JSON]:
+        """Sources of images for the external-proposal estimator, as the live workers can use them."""
+        return self._list("/v1/proposal-sources")
+
     def prompt_sets(self, *, limit: int = 100) -> list[JSON]:
         """Prompt sets, built-in and uploaded."""
         return self._list("/v1/prompt-sets", limit=limit)

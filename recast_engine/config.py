@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
 MAX_STEPS = 1000
@@ -210,6 +210,15 @@ class OptimizerConfig:
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
 
 
+def _on_own_images(estimator: EstimatorConfig) -> EstimatorConfig:
+    if estimator.kind == "external_proposal":
+        raise ValueError(
+            "kind: a training measures on its own images; measure a profile with external proposals first "
+            "and name it as profile"
+        )
+    return estimator
+
+
 @dataclass(frozen=True, config=STRICT)
 class StageAllocation:
     """The allocation a stage trains with, measured when the stage starts unless a profile is named."""
@@ -218,7 +227,9 @@ class StageAllocation:
     temperature: Temperature = 1.0
     profile: str | None = None
     refresh: Literal["frozen"] = "frozen"
-    estimator: EstimatorConfig = Field(default_factory=EstimatorConfig)
+    estimator: Annotated[EstimatorConfig, AfterValidator(_on_own_images)] = Field(
+        default_factory=EstimatorConfig
+    )
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -19,6 +19,7 @@ from recast_engine.observer import Observer
 from recast_engine.profiling.measure import measure_profile, measure_work
 from recast_engine.profiling.plan import Plan, Work
 from recast_engine.prompts import Prompt, checked_prompts
+from recast_engine.proposals.collection import Proposals, collect
 from recast_engine.rewards.scoring import load_scorer
 from recast_engine.rewards.service import ScoringService
 from recast_engine.rewards.settings import device as reward_device
@@ -38,6 +39,8 @@ class Request:
         allocations: allocation id -> stored allocation (JSON data).
         profiles: profile id -> stored profile (JSON data).
         resume_from: folder of the checkpoint to go on from.
+        proposals: folder of images of external generators that are there already
+            (``recast_engine.proposals``); None: none.
         work: the part of a profile that a "profile_shard" measures (``profiling.plan.Work`` as JSON data).
     """
 
@@ -49,6 +52,7 @@ class Request:
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     resume_from: Path | None = None
     work: Mapping[str, Any] | None = None
+    proposals: Path | None = None
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -60,6 +64,7 @@ class Request:
         data = json.loads(path.read_text(encoding="utf-8"))
         data["prompts"] = Path(data["prompts"])
         data["adapters"] = {key: Path(value) for key, value in data["adapters"].items()}
+        data["proposals"] = Path(data["proposals"]) if data.get("proposals") else None
         data["resume_from"] = Path(data["resume_from"]) if data["resume_from"] else None
         return cls(**data)
 
@@ -99,13 +104,19 @@ def _profile(request: Request, workdir: Path, observer: Observer) -> dict[str, A
     config = configs.load(configs.ProfileConfig, request.config)
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
-    with (
-        _scoring(config.rewards, config.model, backbone, observer) as scorer,
-        loaded_adapter(backbone, request.adapter(config.adapter)),
-    ):
-        profile = measure_profile(
-            backbone, scorer, request.read_prompts(), config.estimator, seed=config.seed, observer=observer
-        )
+    prompts = request.read_prompts()
+    with _scoring(config.rewards, config.model, backbone, observer) as scorer:
+        proposals = _proposals(request, config, prompts, workdir, backbone, observer)
+        with loaded_adapter(backbone, request.adapter(config.adapter)):
+            profile = measure_profile(
+                backbone,
+                scorer,
+                prompts,
+                config.estimator,
+                seed=config.seed,
+                observer=observer,
+                proposals=proposals,
+            )
     observer.finding("profile", {"stage": None, "profile": profile.to_dict()})
     return profile.summary()
 
@@ -119,16 +130,44 @@ def _profile_shard(request: Request, workdir: Path, observer: Observer) -> dict[
     observer.phase("loading", 1)
     backbone = load_backbone(config.model)
     plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
-    with (
-        _scoring(config.rewards, config.model, backbone, observer) as scorer,
-        loaded_adapter(backbone, request.adapter(config.adapter)),
-    ):
-        table = measure_work(backbone, scorer, prompts, plan, work, observer=observer)
+    with _scoring(config.rewards, config.model, backbone, observer) as scorer:
+        proposals = _proposals(request, config, prompts, workdir, backbone, observer)
+        with loaded_adapter(backbone, request.adapter(config.adapter)):
+            table = measure_work(
+                backbone, scorer, prompts, plan, work, observer=observer, proposals=proposals
+            )
     path = workdir / "scores.safetensors"
     table.save(path)
     facts = {"round": work.round, "shard": work.shard}
     observer.file("scores", path.name, path, facts)
     return facts
+
+
+def _proposals(
+    request: Request,
+    config: configs.ProfileConfig,
+    prompts: Sequence[Prompt],
+    workdir: Path,
+    backbone: Backbone,
+    observer: Observer,
+) -> Proposals | None:
+    """The external proposals of a profile, or of the part of one that ``request.work`` is.
+
+    Collected once everything is loaded that can fail for nothing, and before an adapter is on the model,
+    which may have to draw them itself.
+    """
+    if config.estimator.proposals is None:
+        return None
+    plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
+    return collect(
+        config.estimator.proposals,
+        plan.prompts_of(prompts, request.work),
+        config.estimator.images_per_prompt,
+        cache=request.proposals or workdir / "proposals",
+        resolution=backbone.resolution,
+        observer=observer,
+        backbone=backbone,
+    )
 
 
 def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:

@@ -223,6 +223,17 @@ class Artifact(Base):
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
 
 
+class ProposalImage(Base):
+    """An image of another generator that a workspace has, by what determines it: it is never bought again."""
+
+    __tablename__ = "proposal_images"
+
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id"), primary_key=True)
+    prompt_key: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    artifact_id: Mapped[str] = mapped_column(ForeignKey("artifacts.id"))
+
+
 class Adapter(Base):
     """A LoRA adapter that a training exported."""
 
@@ -269,11 +280,12 @@ class IdempotencyKey(Base):
 
 
 class WorkerHeartbeat(Base):
-    """A worker process and the queues it serves; dead when ``seen_at`` is old."""
+    """A worker process, its queues and the sources of proposals it can use; dead when ``seen_at`` is old."""
 
     __tablename__ = "worker_heartbeats"
 
     worker: Mapped[str] = mapped_column(primary_key=True)
     queues: Mapped[list[Any]]
+    proposals: Mapped[list[Any]] = mapped_column(default=list)
     started_at: Mapped[datetime] = mapped_column(default=utcnow)
     seen_at: Mapped[datetime] = mapped_column(default=utcnow)

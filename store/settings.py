@@ -32,6 +32,7 @@ class Settings:
         worker_attempts: how many lost workers a job may have before it fails.
         engine_threads: CPU threads of an engine process; 0: cores divided by the worker's concurrency.
         engine_runner: ``module:function(workdir, observer)`` that an engine process runs.
+        proposals: folder of the folders of images that profiles may take as proposals; empty: in ``home``.
         max_log_bytes: how much of a failed engine's log is kept (its end).
         max_body_bytes: limit of a JSON request body.
         max_upload_bytes: limit of an uploaded prompt set.
@@ -53,6 +54,7 @@ class Settings:
     worker_attempts: int = 5
     engine_threads: int = 0
     engine_runner: str = "workers.engine:run_request"
+    proposals: str = ""
     max_log_bytes: int = 1024 * 1024
     max_body_bytes: int = 1024 * 1024
     max_upload_bytes: int = 32 * 1024 * 1024
@@ -64,6 +66,8 @@ class Settings:
             object.__setattr__(self, "database_url", f"sqlite:///{self.home / 'recast.db'}")
         if not self.artifacts_url:
             object.__setattr__(self, "artifacts_url", str(self.home / "artifacts"))
+        if not self.proposals:
+            object.__setattr__(self, "proposals", str(self.home / "proposals"))
         if not 0 < self.heartbeat_seconds < self.lease_seconds:
             raise ValueError("RECAST_HEARTBEAT_SECONDS must be positive and less than RECAST_LEASE_SECONDS")
 
@@ -83,6 +87,7 @@ class Settings:
         if "home" in values:  # what follows from home must follow from the new one
             values.setdefault("database_url", "")
             values.setdefault("artifacts_url", "")
+            values.setdefault("proposals", "")
         return replace(settings, **values)
 
     def to_env(self) -> dict[str, str]:

@@ -14,7 +14,15 @@ from sqlalchemy.orm import Session
 from store.database import transact
 from store.errors import ArtifactMissing
 from store.models import Artifact, Job
-from store.repositories import adapters, allocations, artifacts, jobs, profiles, prompt_sets, trainings
+from store.repositories import (
+    adapters,
+    allocations,
+    artifacts,
+    jobs,
+    profiles,
+    prompt_sets,
+    trainings,
+)
 from store.repositories.attempts import Claim
 from workers.runtime import Runtime
 
@@ -43,8 +51,14 @@ def prepare(runtime: Runtime, claim: Claim) -> Path:
     workdir.mkdir(parents=True)
     request, files, saved = transact(runtime.sessions, lambda session: _request(session, claim, workdir))
     for artifact, target in files:
-        _fetch(runtime, artifact, target)
+        try:
+            _fetch(runtime, artifact, target)
+        except ArtifactMissing as error:
+            if artifact.kind != "proposal":
+                raise
+            log.warning("%s: %s; it will be bought again", claim.job_id, error)
     _fetch_checkpoints(runtime, saved)
+    _link_proposals(runtime, request)
     (workdir / "request.json").write_text(json.dumps(request), encoding="utf-8")
     return workdir
 
@@ -72,11 +86,32 @@ def _request(session: Session, claim: Claim, workdir: Path) -> tuple[dict[str, A
         "profiles": {name: profiles.get(session, name, workspace).extra for name in _profile_ids(config)},
         "resume_from": None,
         "work": job.request.get("work"),
+        "proposals": str(workdir / "proposals"),
     }
     saved = [(row, workdir / "resume" / row.name) for row in _checkpoints(session, job)]
     if saved:
         request["resume_from"] = str(saved[0][1])
+    files += [(artifact, workdir / "proposals" / name) for name, artifact in _proposals(session, job)]
     return request, files, saved
+
+
+def _proposals(session: Session, job: Job) -> list[tuple[str, Artifact]]:
+    """Images that the workspace has of those that a profile asks of another generator, with their names."""
+    if (job.config.get("estimator") or {}).get("proposals") is None:
+        return []
+    from workers.proposals import known_images  # it loads scipy, which most workers never need
+
+    return known_images(session, job)
+
+
+def _link_proposals(runtime: Runtime, request: Mapping[str, Any]) -> None:
+    """Source ``folder``: the operator's folder appears, by its name, among the proposals."""
+    asked = (request["config"].get("estimator") or {}).get("proposals") or {}
+    if asked.get("folder") is None:
+        return
+    link = Path(request["proposals"]) / asked["folder"]
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(Path(runtime.settings.proposals).expanduser().absolute() / asked["folder"])
 
 
 def _checkpoints(session: Session, job: Job) -> Sequence[Artifact]:

@@ -21,6 +21,7 @@ from store.repositories import (
     evaluations,
     jobs,
     profiles,
+    proposals,
     trainings,
 )
 from store.repositories.attempts import Claim
@@ -223,7 +224,7 @@ class Reporter:
     def _record(
         self, session: Session, kind: str, name: str, key: str, stored: StoredFile | StoredFolder, meta: Event
     ) -> None:
-        """The row of bytes that are stored, and the adapter's row if they are one."""
+        """The row of bytes that are stored, and what they are beside: an adapter, or a proposal image."""
         job = attempts.hold(session, self._claim)
         row = artifacts.create(
             session,
@@ -252,6 +253,14 @@ class Reporter:
                 provenance=_provenance(session, job),
             )
             data["adapter"] = adapter.id
+        if kind == "proposal":
+            proposals.remember(
+                session,
+                workspace_id=job.workspace_id,
+                prompt_key=meta["prompt_key"],
+                number=meta["number"],
+                artifact=row,
+            )
         jobs.add_event(session, job.id, "file", data)
 
 

@@ -13,6 +13,7 @@ from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 from sqlalchemy.orm import Session
 
+from recast_engine.proposals.environment import usable_sources
 from store import queue
 from store.database import transact
 from store.models import Job
@@ -59,7 +60,10 @@ class Sweeper:
     def beat(self) -> None:
         """Record that the worker is alive."""
         runtime = self._runtime
-        transact(runtime.sessions, lambda session: workers.beat(session, runtime.worker, runtime.queues))
+        sources = usable_sources()
+        transact(
+            runtime.sessions, lambda session: workers.beat(session, runtime.worker, runtime.queues, sources)
+        )
 
     def tidy(self) -> None:
         """Drop workers long dead and Idempotency-Keys past their lifetime."""

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 
 from api.auth import Viewer
 from api.catalogue import service
-from api.catalogue.schemas import ModelList, RewardList
+from api.catalogue.schemas import ModelList, ProposalSourceList, RewardList
+from api.context import Services
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
@@ -26,3 +27,13 @@ def list_rewards(
 ) -> RewardList:
     """Every reward this installation knows, with its objective and the prompt metadata it needs."""
     return RewardList(data=service.rewards(model))
+
+
+@router.get("/proposal-sources", operation_id="list_proposal_sources", summary="List sources of proposals")
+def list_proposal_sources(caller: Viewer, context: Services) -> ProposalSourceList:
+    """Where the external-proposal estimator can take images from.
+
+    Keys and SDKs are where the workers run, which this process may not share: availability is what the live
+    workers say of themselves.
+    """
+    return ProposalSourceList(data=service.proposal_sources(context))

@@ -57,3 +57,22 @@ class RewardList(BaseModel):
 
     data: list[RewardView]
     next_cursor: None = None
+
+
+class ProposalSourceView(BaseModel):
+    """A source of images for the external-proposal estimator."""
+
+    id: Literal["openai", "google", "folder", "diffusers"]
+    summary: str
+    default_model: str | None
+    available: bool | None = Field(
+        description="whether every live worker for profiles can use it; null when none is there to say"
+    )
+    reason: str | None = Field(description="what makes it available")
+
+
+class ProposalSourceList(BaseModel):
+    """All sources of proposals."""
+
+    data: list[ProposalSourceView]
+    next_cursor: None = None

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 
-from api.catalogue.schemas import ModelView, RewardView
+from sqlalchemy.orm import Session
+
+from api.catalogue.schemas import ModelView, ProposalSourceView, RewardView
+from api.context import Context
 from api.refusals import FieldError, Invalid, Location, invalid
 from recast_engine.backbones import catalogue
 from recast_engine.backbones.catalogue import ModelInfo
+from recast_engine.config import PROPOSAL_MODELS
 from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
+from recast_engine.proposals.environment import SOURCES, remedy
 from recast_engine.rewards import catalogue as rewards_catalogue
 from recast_engine.rewards.catalogue import REWARDS, usable_prompts
 from recast_engine.rewards.info import RewardInfo
+from store import queue
+from store.repositories import workers
+from store.types import utcnow
 
 
 def models() -> list[ModelView]:
@@ -26,6 +35,28 @@ def rewards(model: str | None = None) -> list[RewardView]:
     if model is not None and model not in known:
         raise Invalid([FieldError(("query", "model"), _unknown("model", model, known))])
     return [_reward_view(info, [known[model]] if model else known.values()) for info in REWARDS.values()]
+
+
+def proposal_sources(context: Context) -> list[ProposalSourceView]:
+    """Every source of proposals, as the live workers can use it."""
+    with context.read() as session:
+        usable = usable_proposal_sources(context, session)
+    return [
+        ProposalSourceView(
+            id=source,
+            summary=summary,
+            default_model=PROPOSAL_MODELS.get(source),
+            available=None if usable is None else source in usable,
+            reason=None if usable is None or source in usable else remedy(source),
+        )
+        for source, summary in SOURCES.items()
+    ]
+
+
+def usable_proposal_sources(context: Context, session: Session) -> set[str] | None:
+    """Sources that every live worker for profiles can use; None when there is no live one to say."""
+    since = utcnow() - timedelta(seconds=context.settings.lease_seconds)
+    return workers.proposal_sources(session, queue.QUEUES["profile"], since)
 
 
 def known_model(name: str, *loc: str | int) -> ModelInfo:

@@ -26,8 +26,14 @@ class Work:
         return Work(self.model_evaluations * factor, self.reward_calls * factor)
 
 
-def estimate_view(context: Context, caller: Caller, kind: str, model: str, work: Work) -> Estimate:
-    """``work`` with the span of device seconds that the workspace's own past jobs of this kind suggest."""
+def estimate_view(
+    context: Context, caller: Caller, kind: str, model: str, work: Work, *, proposal_images: int = 0
+) -> Estimate:
+    """``work`` with the span of device seconds that the workspace's own past jobs of this kind suggest.
+
+    Args:
+        proposal_images: images of another generator that are still to be bought.
+    """
     rates = _seconds_per_evaluation(context, caller, kind, model)
     basis = "evaluations and reward calls are counted from the request; "
     seconds = None
@@ -40,7 +46,7 @@ def estimate_view(context: Context, caller: Caller, kind: str, model: str, work:
     return Estimate(
         model_evaluations=work.model_evaluations,
         reward_calls=work.reward_calls,
-        proposal_images=0,
+        proposal_images=proposal_images,
         device_seconds=seconds,
         basis=basis,
     )

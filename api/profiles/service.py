@@ -15,6 +15,7 @@ from api.jobs import service as jobs_service
 from api.jobs.estimates import Work, estimate_view
 from api.jobs.schemas import Estimate, Seconds
 from api.profiles.estimates import profile_work
+from api.profiles.proposals import images_to_buy, proposal_problems
 from api.profiles.schemas import CreatedProfile, Gains, ProfileView
 from api.refusals import Problems
 from recast_engine import config as configs
@@ -53,6 +54,7 @@ def resolve(context: Context, caller: Caller, config: ProfileConfig) -> Resolved
             with problems.collecting():
                 adapter = references.adapter_of(session, caller, config.adapter, config.model, "adapter")
                 adapter_sha256 = adapter.sha256
+        problems.add(proposal_problems(context, session, config, model, prompts))
     if model is not None:
         problems.add(reward_problems(config.rewards, model, prompts, "rewards"))
     problems.check()
@@ -122,8 +124,10 @@ def estimate(context: Context, caller: Caller, config: ProfileConfig) -> Estimat
             device_seconds=Seconds(low=0.0, high=0.0),
             basis=basis,
         )
+    with context.read() as session:
+        images = images_to_buy(session, caller, config, resolved.prompts)
     work: Work = profile_work(config.estimator, config.rewards, resolved.prompts)
-    return estimate_view(context, caller, KIND, config.model, work)
+    return estimate_view(context, caller, KIND, config.model, work, proposal_images=images)
 
 
 def get(context: Context, caller: Caller, profile_id: str) -> ProfileView:

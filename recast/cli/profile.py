@@ -25,6 +25,16 @@ def profile(
     images: Annotated[int | None, typer.Option("--images", help="Images per prompt.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Steps of each sampling.")] = None,
     alpha: Annotated[float | None, typer.Option("--alpha", help="Order of the Rényi divergence.")] = None,
+    proposals: Annotated[
+        str | None,
+        typer.Option("--proposals", help="Measure on images of openai, google, folder or diffusers."),
+    ] = None,
+    proposals_model: Annotated[
+        str | None, typer.Option("--proposals-model", help="Model of the proposals.")
+    ] = None,
+    proposals_folder: Annotated[
+        str | None, typer.Option("--proposals-folder", help="Folder of the proposals, by its name.")
+    ] = None,
     seed: Seed = 0,
     shards: Annotated[
         int | None, typer.Option("--shards", min=1, help="Parts that workers measure at once.")
@@ -38,8 +48,11 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure a Rényi profile of a model."""
+    source = given({"source": proposals, "model": proposals_model, "folder": proposals_folder})
     estimator = given(
         {
+            "kind": "external_proposal" if source else None,
+            "proposals": source or None,
             "levels": levels,
             "prompts": prompts,
             "images_per_prompt": images,

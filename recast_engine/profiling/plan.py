@@ -141,6 +141,11 @@ class Plan:
             )
         return plan
 
+    def prompts_of(self, prompts: Sequence[Prompt], work: Mapping[str, Any] | None) -> list[Prompt]:
+        """The prompts drawn from the set ``prompts``; given a work as a dict, only those of its rows."""
+        rows = range(len(self.places)) if work is None else Work.from_dict(work).rows
+        return [prompts[self.places[row]] for row in rows]
+
     def empty(self) -> ScoreTable:
         """The table before the first round."""
         return self.table(0, 0)

@@ -17,7 +17,7 @@ from recast_engine.observer import NullObserver, Observer, Stopped
 from recast_engine.prompts import Prompt
 from recast_engine.proposals.folder import find_images
 from recast_engine.proposals.images import UnusableImage, fitted, read_image, write_png
-from recast_engine.proposals.keys import image_key
+from recast_engine.proposals.keys import prompt_key
 from recast_engine.proposals.provider import Provider
 from recast_engine.proposals.purchase import Purchase, Wanted
 
@@ -32,10 +32,12 @@ class Proposals:
     Attributes:
         files: prompt text -> its image files, none for a prompt that was refused.
         resolution: pixels a side that images are fitted to.
+        bought: images that this collection added, of those the unusable ones too.
     """
 
     files: Mapping[str, Sequence[Path]]
     resolution: int
+    bought: int = 0
 
     def images(self, prompt: Prompt) -> NDArray[np.uint8]:
         """uint8 (n, H, W, 3): the middle square of each image of ``prompt``; n = 0 when it was refused.
@@ -96,7 +98,7 @@ def collect(
     elif collection.missing:
         collection.buy()
     _tell_refused(texts, collection.refused, observer)
-    return Proposals(collection.files(), resolution)
+    return Proposals(collection.files(), resolution, collection.bought)
 
 
 def _check_size_and_budget(config: ProposalConfig, images: int, resolution: int) -> None:
@@ -124,13 +126,14 @@ class _Collection:
         cache.mkdir(parents=True, exist_ok=True)
         self.config, self.cache, self.resolution, self.observer = config, cache, resolution, observer
         self.wanted = [
-            Wanted(image_key(config, text, number), text, number)
-            for text in texts
+            Wanted(key, text, number)
+            for text, key in ((text, prompt_key(config, text)) for text in texts)
             for number in range(per_prompt)
         ]
         self.missing = [item for item in self.wanted if not self._kept(item)]
         self.kept = len(self.wanted) - len(self.missing)
         self.refused: set[str] = set()
+        self.bought = 0
         observer.advance(self.kept)
 
     def _path(self, item: Wanted) -> Path:
@@ -158,7 +161,7 @@ class _Collection:
                 at_least=self.resolution,
             )
             purchase.run(self.missing, self.kept)
-        self.refused = purchase.refused
+        self.refused, self.bought = purchase.refused, purchase.spent
 
     def draw(self, backbone: Backbone | None) -> None:
         """Draw what is missing here."""
@@ -175,10 +178,10 @@ class _Collection:
                 )
             else:
                 write_png(image.convert("RGB"), self._path(item))
-                facts = {"source": self.config.source, "model": self.config.model, "prompt": item.prompt}
-                metadata = {**facts, "number": item.number}
-                self.observer.file("proposal", f"{item.key}.png", self._path(item), metadata)
+                path = self._path(item)
                 self.observer.cost(proposal_images=1)
+                self.observer.file("proposal", path.name, path, item.metadata(self.config))
+                self.bought += 1
             self.observer.advance(done)
             if self.observer.should_stop():
                 raise Stopped

@@ -5,10 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from typing import Literal
 
 from recast_engine.errors import ProposalFailure
 
-SOURCES = ("openai", "google", "folder", "diffusers")
+ProposalSource = Literal["openai", "google", "folder", "diffusers"]
+SOURCES: dict[ProposalSource, str] = {
+    "openai": "OpenAI's Images API, or an endpoint that speaks it (OPENAI_BASE_URL)",
+    "google": "Google's Gemini image models (Nano Banana)",
+    "folder": "PNG, JPEG and WebP files of the operator, matched to prompts by name or manifest",
+    "diffusers": "a base model of the catalogue, or any text-to-image pipeline in the workers' local cache",
+}
 KEY_VARIABLES: dict[str, tuple[str, ...]] = {
     "openai": ("OPENAI_API_KEY",),
     "google": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
@@ -21,12 +28,18 @@ def missing(source: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Why this process cannot use ``source``, with the remedy; None when it can."""
     if source not in KEY_VARIABLES:
         return None
-    if not _installed(_PACKAGES[source]):
-        return f"source {source!r} needs its SDK on the workers: pip install 'recast[proposals]'"
-    if _key(source, environ) is None:
-        names = " or ".join(KEY_VARIABLES[source])
-        return f"source {source!r} needs an API key: set {names} in the workers' environment and restart them"
+    if not _installed(_PACKAGES[source]) or _key(source, environ) is None:
+        return remedy(source)
     return None
+
+
+def remedy(source: str) -> str:
+    """What makes a paid source usable."""
+    names = " or ".join(KEY_VARIABLES[source])
+    return (
+        f"source {source!r} needs its SDK and an API key where the workers run: pip install "
+        f"'recast[proposals]', set {names} in their environment, and restart them"
+    )
 
 
 def usable_sources(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recast_engine.config import ProposalConfig
 from recast_engine.errors import ProposalFailure
 from recast_engine.observer import Observer, Stopped
 from recast_engine.proposals.images import UnusableImage, read_image, write_png
+from recast_engine.proposals.keys import image_key
 from recast_engine.proposals.provider import Provider, Refused, Retryable
 
 log = logging.getLogger(__name__)
@@ -27,11 +29,26 @@ LEAVE_SECONDS = 45.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image to get: number ``number`` of ``prompt``, known as ``key``."""
+    """An image to get: number ``number`` of ``prompt``."""
 
-    key: str
+    prompt_key: str
     prompt: str
     number: int
+
+    @property
+    def key(self) -> str:
+        """What it is known by."""
+        return image_key(self.prompt_key, self.number)
+
+    def metadata(self, config: ProposalConfig) -> dict[str, Any]:
+        """What is told of the image when it is there."""
+        return {
+            "prompt_key": self.prompt_key,
+            "number": self.number,
+            "prompt": self.prompt,
+            "source": config.source,
+            "model": config.model,
+        }
 
 
 class _Leaving(Exception):
@@ -39,7 +56,11 @@ class _Leaving(Exception):
 
 
 class Purchase:
-    """One run of buying. ``refused`` gathers the prompts that moderation declined.
+    """One run of buying.
+
+    Attributes:
+        refused: prompts that moderation declined.
+        spent: answers that may be charged for.
 
     An image is written to ``cache`` and handed to the observer before the next result is looked at, so what
     was reported is never bought again, however the process ends.
@@ -66,7 +87,7 @@ class Purchase:
         self._exactly = (config.size, config.size) if config.source == "openai" and config.size else None
         self._deadline = time.monotonic() + config.deadline_seconds
         self._lock = threading.Lock()
-        self._allowance, self._spent, self._reported = allowance, 0, 0
+        self._allowance, self.spent, self._reported = allowance, 0, 0
         self._under_way = 0
         self._not_before = 0.0  # of every request: the provider limits the account, not one of its callers
         self._leaving = threading.Event()
@@ -94,10 +115,10 @@ class Purchase:
                 if not pending:
                     break
                 finished, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                self._report()  # before the images: a process that dies between has told what they cost
                 for future in finished:
                     done += self._take(pending.pop(future), future)
                     self._observer.advance(done)
-                self._report()
                 if not self._leaving.is_set() and self._observer.should_stop():
                     self._leave(Stopped())
                 if self._leaving.is_set():
@@ -118,8 +139,7 @@ class Purchase:
             self._leave(error)
             return 0
         if path is not None:
-            facts = {"source": self._config.source, "model": self._config.model, "prompt": item.prompt}
-            self._observer.file("proposal", path.name, path, {**facts, "number": item.number})
+            self._observer.file("proposal", path.name, path, item.metadata(self._config))
         return 1
 
     def _leave(self, reason: BaseException) -> None:
@@ -129,7 +149,7 @@ class Purchase:
     def _report(self) -> None:
         """Tell the cost of what was answered since the last time."""
         with self._lock:
-            charged = self._spent - self._under_way
+            charged = self.spent - self._under_way
             new, self._reported = charged - self._reported, charged
         if new:
             self._observer.cost(proposal_images=new)
@@ -166,12 +186,12 @@ class Purchase:
         if left <= 0:
             raise ProposalFailure(self._too_late())
         with self._lock:
-            if self._spent >= self._allowance:
+            if self.spent >= self._allowance:
                 raise ProposalFailure(
                     f"max_images: the budget of {self._config.max_images} images is spent, part of it on "
                     "answers that could not be used; raise it to go on, what was bought is kept"
                 )
-            self._spent += 1
+            self.spent += 1
             self._under_way += 1
         charged = 1
         try:
@@ -185,7 +205,7 @@ class Purchase:
         finally:
             with self._lock:
                 self._under_way -= 1
-                self._spent -= 1 - charged
+                self.spent -= 1 - charged
 
     def _back_off(self, trouble: Retryable, times: int) -> None:
         """Wait after the ``times``-th trouble of its kind: what the provider asks for, else exponentially."""

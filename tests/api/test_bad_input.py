@@ -122,6 +122,11 @@ def test_a_reward_without_its_metadata_is_refused(client, training, job_count):
     assert job_count() == 0
 
 
+def external(**proposals):
+    """Four prompts of eight images each."""
+    return {"estimator": {"kind": "external_proposal", "proposals": proposals}}
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -129,7 +134,16 @@ def test_a_reward_without_its_metadata_is_refused(client, training, job_count):
         ({"rewards": "ocr"}, "body.rewards"),
         ({"rewards": ["beauty"]}, "body.rewards.0"),
         ({"rewards": ["ocr", "ocr"]}, "body.rewards.1"),
-        ({"estimator": {"kind": "external_proposal"}}, "body.estimator.kind"),
+        ({"estimator": {"kind": "external"}}, "body.estimator.kind"),
+        ({"estimator": {"kind": "external_proposal"}}, "body.estimator"),
+        ({"estimator": {"proposals": {"source": "openai"}}}, "body.estimator"),
+        (external(source="midjourney"), "body.estimator.proposals.source"),
+        (external(source="openai", api_key="sk-x"), "body.estimator.proposals.api_key"),
+        (external(source="openai", base_url="http://10.0.0.1"), "body.estimator.proposals.base_url"),
+        (external(source="folder", folder="../x"), "body.estimator.proposals.folder"),
+        (external(source="diffusers", model="/etc"), "body.estimator.proposals.model"),
+        (external(source="openai", size=32), "body.estimator.proposals.size"),
+        (external(source="openai", max_images=31), "body.estimator.proposals.max_images"),
         ({"estimator": {"levels": 2}}, "body.estimator.levels"),
         ({"estimator": {"alpha": float("-inf")}}, "body.estimator.alpha"),
         ({"estimator": {"sampling_steps": 1001}}, "body.estimator.sampling_steps"),

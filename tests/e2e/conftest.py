@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,27 @@ ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """The home of a running service, which is stopped at the end, whatever happened to it meanwhile."""
+@contextmanager
+def running_service(folder: Path, environment: Mapping[str, str]) -> Iterator[Home]:
+    """A service in ``folder``, which is stopped at the end, whatever happened to it meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RECAST_DATABASE_URL", "RECAST_BROKER_URL", "RECAST_ARTIFACTS_URL"):
             patch.delenv(name, raising=False)
-        for name, value in ENVIRONMENT.items():
+        for name, value in {**ENVIRONMENT, **environment}.items():
             patch.setenv(name, value)
-        folder = Home(tmp_path_factory.mktemp("home"))
-        service.start_in_background(folder, 0, bound=True)
-        yield folder
-        service.stop_running(folder)
+        home = Home(folder)
+        service.start_in_background(home, 0, bound=True)
+        try:
+            yield home
+        finally:
+            service.stop_running(home)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """The home of a running service."""
+    with running_service(tmp_path_factory.mktemp("home"), {}) as started:
+        yield started
 
 
 @pytest.fixture

@@ -191,8 +191,13 @@ def test_a_reused_profile_is_said_to_be_one(server: Scripted, capsys: pytest.Cap
     code, out, err = run(capsys, "profile", "-r", "ocr", "--no-reuse", "--json")
     assert (code, err) == (0, "reused: this profile is stored already (--no-reuse measures again)\n")
     assert json.loads(out) == {**profile, "reused": True}
+    run(capsys, "profile", "-r", "ocr", "--proposals", "folder", "--proposals-folder", "mine")
     bodies = [json.loads(call.body) for call in server.calls("POST /v1/profiles")]
-    assert (bodies[0]["shards"], "reuse" in bodies[0]) == (2, False)
+    assert (bodies[0]["shards"], "reuse" in bodies[0], bodies[0]["estimator"]) == (2, False, {})
+    assert bodies[2]["estimator"] == {
+        "kind": "external_proposal",
+        "proposals": {"source": "folder", "folder": "mine"},
+    }
     assert ("shards" in bodies[1], bodies[1]["reuse"]) == (False, False)
 
 

@@ -13,7 +13,7 @@ from recast_engine.config import ProposalConfig
 from recast_engine.errors import ConfigError, ProposalFailure
 from recast_engine.observer import Stopped
 from recast_engine.prompts import Prompt
-from recast_engine.proposals import Proposals, collect
+from recast_engine.proposals.collection import Proposals, collect
 from recast_engine.proposals.folder import file_stem
 from tests.recast_engine.proposals.heard import Heard
 

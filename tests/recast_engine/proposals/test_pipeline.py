@@ -18,8 +18,8 @@ from recast_engine.config import ProposalConfig
 from recast_engine.errors import ConfigError, WeightsUnavailable
 from recast_engine.observer import Stopped
 from recast_engine.prompts import Prompt
-from recast_engine.proposals import collect, image_key
-from recast_engine.proposals.keys import image_seed
+from recast_engine.proposals.collection import collect
+from recast_engine.proposals.keys import image_key, image_seed, prompt_key
 from tests.recast_engine.proposals.heard import Heard
 
 PROMPTS = [Prompt("a red circle"), Prompt("two green triangles"), Prompt("a blue square")]
@@ -78,7 +78,7 @@ def test_any_cached_pipeline_draws_what_a_plain_call_draws(hub: Path, tmp_path: 
     )
     plain.set_progress_bar_config(disable=True)
     for prompt in PROMPTS[:2]:
-        seed = image_seed(image_key(config, prompt.prompt, 0))
+        seed = image_seed(image_key(prompt_key(config, prompt.prompt), 0))
         generator = torch.Generator().manual_seed(seed)
         expected = np.asarray(plain(prompt.prompt, num_inference_steps=3, generator=generator).images[0])
         assert np.abs(proposals.images(prompt)[0].astype(int) - expected).max() <= 2

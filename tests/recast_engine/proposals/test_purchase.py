@@ -24,8 +24,10 @@ from recast_engine.config import ProposalConfig
 from recast_engine.errors import ConfigError, ProposalFailure
 from recast_engine.observer import Stopped
 from recast_engine.prompts import Prompt
-from recast_engine.proposals import Proposals, collect, http, image_key
+from recast_engine.proposals import http
+from recast_engine.proposals.collection import Proposals, collect
 from recast_engine.proposals.http import retry_after
+from recast_engine.proposals.keys import image_key, prompt_key
 from tests.recast_engine.proposals import image_server
 from tests.recast_engine.proposals.heard import Heard
 from tests.recast_engine.proposals.image_server import GOOGLE_KEY, OPENAI_KEY, ImageServer, picture, status
@@ -50,6 +52,10 @@ def buy(server: ImageServer, heard: Heard, tmp_path: Path) -> Buy:
     return call
 
 
+def file_name(asked: ProposalConfig, prompt: Prompt, number: int) -> str:
+    return f"{image_key(prompt_key(asked, prompt.prompt), number)}.png"
+
+
 def colour(prompt: str, number: int) -> np.ndarray:
     """Of the image that the server draws for the ``number``-th question (from 1) about a prompt."""
     with Image.open(BytesIO(picture(f"{prompt} {number}", 1))) as drawn:
@@ -67,7 +73,7 @@ def test_every_image_is_bought_once_and_stored_at_once(
     assert heard.done == sorted(heard.done)
     assert heard.done[-1] == 6
     assert heard.bought == 6
-    keys = {f"{image_key(asked, prompt.prompt, number)}.png" for prompt in PROMPTS for number in range(2)}
+    keys = {file_name(asked, prompt, number) for prompt in PROMPTS for number in range(2)}
     assert set(heard.files) == keys
     for prompt in PROMPTS:
         images = proposals.images(prompt)
@@ -403,7 +409,7 @@ def test_prompts_of_the_same_text_share_their_images(buy: Buy, server: ImageServ
 def test_a_damaged_image_in_the_cache_is_bought_again(buy: Buy, server: ImageServer, tmp_path: Path) -> None:
     asked = config("openai")
     buy(asked)
-    path = tmp_path / "cache" / f"{image_key(asked, PROMPTS[1].prompt, 1)}.png"
+    path = tmp_path / "cache" / file_name(asked, PROMPTS[1], 1)
     path.write_bytes(path.read_bytes()[:-30])
     again = Heard()
     buy(asked, observer=again)
