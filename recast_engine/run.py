@@ -13,7 +13,7 @@ from recast_engine import config as configs
 from recast_engine.backbones.base import Backbone
 from recast_engine.backbones.catalogue import model_info
 from recast_engine.backbones.load import load_backbone
-from recast_engine.errors import ConfigError
+from recast_engine.errors import ConfigError, ProposalFailure
 from recast_engine.evaluation.run import evaluate
 from recast_engine.observer import Observer
 from recast_engine.profiling.measure import measure_profile, measure_work
@@ -159,7 +159,7 @@ def _proposals(
     if config.estimator.proposals is None:
         return None
     plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
-    return collect(
+    proposals = collect(
         config.estimator.proposals,
         plan.prompts_of(prompts, request.work),
         config.estimator.images_per_prompt,
@@ -168,6 +168,9 @@ def _proposals(
         observer=observer,
         backbone=backbone,
     )
+    if not proposals and request.work is None:  # other parts of a profile may have images
+        raise ProposalFailure(f"moderation refused all {len(plan.places)} prompts")
+    return proposals
 
 
 def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, Any]:

@@ -55,7 +55,11 @@ class RewardScorer(Protocol):
 
 
 class ProposalImages(Protocol):
-    """An external proposal's images (``recast_engine.proposals.Proposals``)."""
+    """An external proposal's images (``recast_engine.proposals.collection.Proposals``)."""
+
+    @property
+    def bought(self) -> int:
+        """Images that were paid for to have these."""
 
     def images(self, prompt: Prompt) -> NDArray[np.uint8]:
         """uint8 (n, H, W, 3) of the model's resolution: as many as the plan wants, or none."""
@@ -135,6 +139,8 @@ def measure_work(
     if work.external and proposals is None:
         raise ConfigError("proposals: an external proposal's images are needed and were not given")
     measurement = _Measurement(backbone, scorer, prompts, plan, work, observer or NullObserver(), batch_size)
+    if work.external and proposals is not None:
+        measurement.cost["proposal_images"] = proposals.bought
     return measurement.run(proposals if work.external else None)
 
 

@@ -39,6 +39,10 @@ class Proposals:
     resolution: int
     bought: int = 0
 
+    def __bool__(self) -> bool:
+        """Whether there is any image at all."""
+        return any(self.files.values())
+
     def images(self, prompt: Prompt) -> NDArray[np.uint8]:
         """uint8 (n, H, W, 3): the middle square of each image of ``prompt``; n = 0 when it was refused.
 
@@ -80,7 +84,7 @@ def collect(
 
     Raises:
         ConfigError: the request cannot work as configured.
-        ProposalFailure: images cannot be had, or every prompt was refused. What was bought is kept.
+        ProposalFailure: images cannot be had. What was bought is kept.
         WeightsUnavailable: the model of source ``diffusers`` is not on this machine.
         Stopped: the observer asked to stop.
     """
@@ -230,8 +234,6 @@ def _found(
 def _tell_refused(texts: Sequence[str], refused: set[str], observer: Observer) -> None:
     if not refused:
         return
-    if len(refused) == len(texts):
-        raise ProposalFailure(f"moderation refused all {len(texts)} prompts")
     named = next(text for text in texts if text in refused)
     others = " and others" if len(refused) > 1 else ""
     observer.finding(

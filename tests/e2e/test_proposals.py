@@ -78,9 +78,13 @@ def check_curve(profile: dict[str, Any]) -> None:
 
 
 def test_a_profile_from_a_folder(client: Client, prompt_set: str) -> None:
-    job = client.wait(client.create_profile(body(prompt_set, source="folder", folder="painted"))["id"])
+    asked = body(prompt_set, source="folder", folder="painted")
+    job = client.wait(client.create_profile(asked)["id"])
     assert (job["status"], job["cost"]["proposal_images"]) == ("succeeded", 0)
-    check_curve(client.result(job))
+    whole = client.result(job)
+    check_curve(whole)
+    sharded = client.wait(client.create_profile({**asked, "shards": 2})["id"])
+    assert client.result(sharded)["curves"] == whole["curves"]
 
 
 def test_a_bought_profile_killed_between_two_images_buys_nothing_twice(

@@ -21,6 +21,8 @@ PROMPTS = [Prompt(f"{number / 10**6:.6f}") for number in range(60)]
 class Shifted:
     """N(shift, 1) in every coordinate, coded as the Gaussian world codes its latents."""
 
+    bought = 5
+
     def __init__(self, backbone: Any, shift: float, images: int, *, refused: tuple[str, ...] = ()) -> None:
         self.backbone, self.shift, self.count, self.refused = backbone, shift, images, refused
         backbone.encode_images = self.encode
@@ -67,6 +69,7 @@ def test_a_shifted_proposal_has_the_curve_that_follows_from_its_shift(
     steps = sum(int(np.ceil(sigma * 10)) for sigma in levels[1:])
     assert profile.cost["model_evaluations"] == images * (10 + 4 * steps)
     assert profile.cost["reward_calls"] == images * (1 + 1 + 4 * 4)
+    assert profile.cost["proposal_images"] == 5
 
 
 def test_a_proposal_worse_than_the_model_is_reported_raw(backbone: Any, hermite: Any) -> None:
