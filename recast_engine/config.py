@@ -201,7 +201,9 @@ class OptimizerConfig:
     kl_weight: Annotated[float, Field(ge=0.0, le=1e6)] = 1e-4
     advantage_clip: Annotated[float, Field(gt=0.0, le=1e6, description="A_max")] = 5.0
     advantage_scale: Literal["global", "group"] = "global"
-    batch_size: Annotated[int, Field(ge=1, le=4096, description="images per forward pass")] = 32
+    batch_size: Annotated[
+        int, Field(ge=1, le=4096, description="images per forward pass, over all devices")
+    ] = 32
     accumulation: Annotated[int, Field(ge=1, le=4096, description="forward passes per optimiser step")] = 1
     timesteps_per_image: Annotated[
         int, Field(ge=1, le=MAX_STEPS, description="steps t drawn per image and epoch")
@@ -284,7 +286,12 @@ class CollapseGuardConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
-    """A whole training run; every random draw follows from ``seed``."""
+    """A whole training run; every random draw follows from ``seed``.
+
+    Attributes:
+        devices: processes that train together, one GPU each; ``optimizer.batch_size`` and all else mean the
+            same for any number of them, and so do the results, up to rounding.
+    """
 
     model: str
     prompt_set: str
@@ -298,7 +305,18 @@ class TrainingConfig:
     samples_every: Annotated[int, Field(ge=1, le=100_000, description="epochs between sample grids")] = 5
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     collapse: CollapseGuardConfig = Field(default_factory=CollapseGuardConfig)
+    devices: Annotated[int, Field(ge=1, le=64, description="devices that train together")] = 1
     prompt_set_sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _work_for_every_device(self) -> TrainingConfig:
+        for name, size in (
+            ("sampling.prompts_per_epoch", self.sampling.prompts_per_epoch),
+            ("optimizer.batch_size", self.optimizer.batch_size),
+        ):
+            if size < self.devices:
+                raise ValueError(f"devices: at most {name} = {size}, so that each has work")
+        return self
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -24,6 +24,7 @@ from recast_engine.rewards.scoring import load_scorer
 from recast_engine.rewards.service import ScoringService
 from recast_engine.rewards.settings import device as reward_device
 from recast_engine.training.adapters import loaded_adapter
+from recast_engine.training.devices import joined
 from recast_engine.training.loop import train
 
 
@@ -179,20 +180,22 @@ def _training(request: Request, workdir: Path, observer: Observer) -> dict[str, 
     watched = [] if config.collapse.held_out is None else [config.collapse.held_out]
     rewards = tuple(dict.fromkeys([*budgeted, *watched]))
     observer.phase("loading", 1)
-    backbone = load_backbone(config.model)
-    with _scoring(rewards, config.model, backbone, observer) as scorer:
-        result = train(
-            backbone,
-            scorer,
-            request.read_prompts(),
-            config,
-            observer=observer,
-            workdir=workdir,
-            allocations=request.allocations,
-            profiles=request.profiles,
-            initial_adapter=request.adapter(config.adapter),
-            resume_from=request.resume_from,
-        )
+    with joined(config.devices) as devices:
+        backbone = load_backbone(config.model)
+        with _scoring(rewards, config.model, backbone, observer) as scorer:
+            result = train(
+                backbone,
+                scorer,
+                request.read_prompts(),
+                config,
+                observer=observer,
+                workdir=workdir,
+                allocations=request.allocations,
+                profiles=request.profiles,
+                initial_adapter=request.adapter(config.adapter),
+                resume_from=request.resume_from,
+                devices=devices,
+            )
     return result.to_dict()
 
 

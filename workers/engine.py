@@ -6,6 +6,9 @@ Events go out on what was standard output (which is then pointed at the log, so 
 break the protocol). Commands come in on standard input: ``stop`` asks to checkpoint and leave, ``taken N``
 confirms file N. When standard input ends, the worker is gone and the process exits at once: whatever it would
 still report belongs to nobody.
+
+Of several processes on as many devices (RANK, WORLD_SIZE: torchrun), the first speaks with the worker. The
+others report nothing but an error, and share its standard input only to notice its end.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import logging
 import math
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -24,12 +28,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from recast_engine.errors import EngineError
-from recast_engine.observer import FileKind, FindingKind, Observer, Stopped
+from recast_engine.errors import DeviceLost, EngineError
+from recast_engine.observer import FileKind, FindingKind, NullObserver, Observer, Stopped
 
 log = logging.getLogger(__name__)
 
 PARENT_GONE = 70
+PEER_GONE = 71
 
 _OS_ERROR = re.compile(r"os error (\d+)")
 """How a library in Rust says it in the text of its own error: ``No space left on device (os error 28)``."""
@@ -75,6 +80,18 @@ class Commands:
         """Wait until the worker has taken file ``number``."""
         with self._changed:
             self._changed.wait_for(lambda: self._taken >= number)
+
+
+def watch_end(source: int) -> None:
+    """Exit the process when ``source`` ends, without reading from it; what is sent is for the first rank."""
+
+    def wait() -> None:
+        hangup = select.poll()
+        hangup.register(source, 0)  # nothing but the end, which is always reported
+        hangup.poll()
+        os._exit(PARENT_GONE)
+
+    threading.Thread(target=wait, name="worker-watch", daemon=True).start()
 
 
 class PipeObserver:
@@ -178,13 +195,23 @@ def describe(error: Exception) -> dict[str, str]:
     return {"type": "internal", "detail": "the engine failed unexpectedly; its log has the details"}
 
 
-def execute(runner: str, workdir: Path, observer: PipeObserver) -> int:
-    """Run ``runner`` and report how it ended; returns the exit code."""
+def execute(runner: str, workdir: Path, observer: PipeObserver, *, leads: bool = True) -> int:
+    """Run ``runner`` and report how it ended; returns the exit code.
+
+    Args:
+        leads: whether this is the rank that reports. One that does not reports its error alone; when it dies
+            without, the first loses it and ends without a word, as an engine does that is killed.
+    """
     try:
-        result = load_runner(runner)(workdir, observer)
-        observer.emit("result", result=result)
+        result = load_runner(runner)(workdir, observer if leads else NullObserver())
+        if leads:
+            observer.emit("result", result=result)
     except Stopped:
-        observer.emit("stopped")
+        if leads:
+            observer.emit("stopped")
+    except DeviceLost:
+        log.exception("a device is gone")
+        return PEER_GONE
     except Exception as error:
         log.exception("the job failed")
         observer.emit("error", error=describe(error))
@@ -202,9 +229,14 @@ def main() -> int:
     events = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     commands = Commands(os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False))
-    signal.signal(signal.SIGTERM, commands.stop)
-    commands.listen()
-    return execute(arguments.runner, arguments.workdir, PipeObserver(events, commands))
+    leads = int(os.environ.get("RANK", "0")) == 0
+    if leads:
+        signal.signal(signal.SIGTERM, commands.stop)
+        commands.listen()
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first rank decides for all
+        watch_end(sys.stdin.fileno())
+    return execute(arguments.runner, arguments.workdir, PipeObserver(events, commands), leads=leads)
 
 
 if __name__ == "__main__":

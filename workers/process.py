@@ -28,11 +28,26 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "passive"}
 
 
-class EngineProcess:
-    """A context around one engine process; leaving it kills whatever of the process group is left."""
+def launch_command(workdir: Path, runner: str, devices: int) -> list[str]:
+    """The command of the engine, by torchrun for several devices: a process each, all ended with one."""
+    engine = ["-m", "workers.engine", str(workdir), "--runner", runner]
+    if devices == 1:
+        return [sys.executable, *engine]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(devices), "--max-restarts", "0"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    return [sys.executable, *launcher, *meeting, *engine]
 
-    def __init__(self, workdir: Path, runner: str, threads: int):
-        self._workdir, self._runner, self._threads = workdir, runner, threads
+
+class EngineProcess:
+    """A context around one engine; leaving it kills whatever is left of it.
+
+    The processes of several devices are each in a group of their own (torchrun's doing): they end when their
+    standard input does.
+    """
+
+    def __init__(self, workdir: Path, runner: str, threads: int, devices: int = 1):
+        self._workdir, self._runner = workdir, runner
+        self._threads, self._devices = max(1, threads // devices), devices
         self._events: queue.Queue[Event] = queue.Queue(MAX_WAITING_EVENTS)
         self._closed = threading.Event()
 
@@ -44,7 +59,7 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         with self.log_path.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workers.engine", str(self._workdir), "--runner", self._runner],
+                launch_command(self._workdir, self._runner, self._devices),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -61,12 +76,11 @@ class EngineProcess:
         self._closed.set()
         self.signal(signal.SIGKILL)
         self._process.wait()
+        _close(self._process.stdin)
         while self._pump.is_alive():  # it may wait for room in the queue
             self._discard()
             self._pump.join(0.05)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                _close(stream)
+        _close(self._process.stdout)
 
     @property
     def pid(self) -> int:
@@ -127,6 +141,7 @@ class EngineProcess:
 
 def _close(stream: Any) -> None:
     try:
-        stream.close()
+        if stream is not None:
+            stream.close()
     except BrokenPipeError:  # an unsent command to a process that is gone
         log.debug("the engine's pipe was already closed")

@@ -8,6 +8,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -77,7 +78,8 @@ class Supervisor:
             if self._fans_out():
                 return self._coordinate(lease)
             workdir = prepare(self._runtime, self._claim)
-            with EngineProcess(workdir, self._settings.engine_runner, self._runtime.engine_threads) as engine:
+            runner, threads = self._settings.engine_runner, self._runtime.engine_threads
+            with EngineProcess(workdir, runner, threads, int(self._config().get("devices", 1))) as engine:
                 return self._listen(engine, lease)
         except StaleAttempt:
             raise
@@ -105,8 +107,10 @@ class Supervisor:
         """Whether the job is a profile to be measured in shards."""
         if self._claim.kind != "profile":
             return False
-        config = transact(self._runtime.reads, lambda session: jobs.get(session, self._claim.job_id).config)
-        return bool(config.get("shards", 1) > 1)
+        return bool(self._config().get("shards", 1) > 1)
+
+    def _config(self) -> dict[str, Any]:
+        return transact(self._runtime.reads, lambda session: jobs.get(session, self._claim.job_id).config)
 
     def _coordinate(self, lease: Lease) -> Outcome:
         from workers.fanout import FanOut  # loads scipy, which most workers never need

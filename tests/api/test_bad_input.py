@@ -69,6 +69,8 @@ def fields(problem):
         ({"collapse": {"held_out": "nothing"}}, "body.collapse.held_out"),
         ({"collapse": {"held_out": "ocr"}}, "body.collapse.held_out"),
         ({"retention": {"last": 0}}, "body.retention.last"),
+        ({"devices": 0}, "body.devices"),
+        ({"devices": 3, "optimizer": {"batch_size": 2}}, "body"),
         ({"lora": {"rank": 0}}, "body.lora.rank"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, "body.optimizer.betas.1"),
         ({"seed": -1}, "body.seed"),
