@@ -294,7 +294,7 @@ class Pattern:
         scores = Scores(
             ("random",), self.work.scores, np.ones_like(self.work.scores, dtype=bool), np.zeros(1)
         )
-        rollouts = Rollouts(latents, self.groups, self.conditioning, scores, 0.0, 0.0)
+        rollouts = Rollouts(latents, self.groups, self.conditioning, scores, None, np.zeros(0), 0.0, 0.0)
         weights = np.ones((1, self.work.steps))
         advantages = TimedAdvantages.of(rollouts, weights, self.work.optimizer)
         with self.context():
