@@ -150,8 +150,8 @@ def proposal_moments(values: Array, partition: Array, alpha: float) -> Moments:
         D = 1 / (alpha - 1) log( mean_c mean_k (rbar_k / Z_c)^(alpha-1) ),
         D = mean_c mean_k log(rbar_k / Z_c)                                for alpha = 1
 
-    rbar is the mean over an image's rollouts. For alpha = 2 it enters linearly; otherwise plugging it in
-    biases the mean by (alpha - 1)(alpha - 2) / 2 Var(rbar) / Z^2, the logarithm by -Var(rbar) / (2 Z^2),
+    rbar is the mean over an image's rollouts. For alpha = 2 it enters linearly, and the ratio is that of the
+    means over prompts, so that few images in Z_c do not bias it. For other orders plugging rbar in biases the mean by (alpha - 1)(alpha - 2) / 2 Var(rbar) / Z^2, the logarithm by -Var(rbar) / (2 Z^2),
     which shrinks as 1 / rollouts.
 
     Args:
@@ -164,24 +164,24 @@ def proposal_moments(values: Array, partition: Array, alpha: float) -> Moments:
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.where(present, values, 0.0).sum(axis=2) / present.sum(axis=2)
         ratio = np.maximum(mean / partition[:, None], SMALLEST_MEAN)
-        part = np.log(ratio) if alpha == 1.0 else ratio ** (alpha - 1.0)
+        part = mean if alpha == 2.0 else np.log(ratio) if alpha == 1.0 else ratio ** (alpha - 1.0)
         numerator = np.where(used, part, 0.0).sum(axis=1) / used.sum(axis=1)
     numerator = np.where(prompts, numerator, np.nan)
-    denominator = np.where(prompts, 1.0, np.nan)
+    denominator = np.where(prompts, partition if alpha == 2.0 else 1.0, np.nan)
     return Moments(numerator, denominator, int(prompts.sum()), int(used.sum()), alpha)
 
 
 def without_noise_of_proposals(measured: Sequence[Moments], anchor: Moments) -> list[Moments]:
     """The same as :func:`without_common_noise` for an external proposal; alpha = 2.
 
-    From pure noise the rollouts are the model's own draws, whatever the proposal: rbar / Z - 1 is noise of
+    From pure noise the rollouts are the model's own draws, whatever the proposal: rbar - Z is noise of
     mean 0. Here beta is the regression through 0 over all other prompts.
     """
-    shared = np.nan_to_num(anchor.numerator - 1.0)
+    shared = np.nan_to_num(anchor.numerator - anchor.denominator)
     found = []
     for level in measured:
         both = level.usable & anchor.usable
-        own = np.where(both, np.nan_to_num(level.numerator), 0.0)
+        own = np.where(both, np.nan_to_num(level.numerator - level.denominator), 0.0)
         own = np.where(both, own - own.sum() / max(int(both.sum()), 1), 0.0)
         cross, square = own * shared, np.where(both, shared, 0.0) ** 2
         others = np.maximum(square.sum() - square, np.finfo(float).tiny)
