@@ -59,7 +59,7 @@ def rollouts(world: Mixture, clean: Array, sigma: float, steps: int, rng: np.ran
 
 
 def mixture(arguments: argparse.Namespace) -> None:
-    """Both estimators at equal model evaluations: error, bias in standard deviations, coverage of intervals."""
+    """Both estimators at equal model evaluations: error, bias by standard deviation, coverage."""
     world, steps, prompts, images = Mixture(), arguments.steps, 48, 8
     biased = Mixture((1.0,), (0.8,), 0.8)
     print(f"{arguments.repeats} profiles of {prompts} x {images} images, {steps} steps, alpha 2")
@@ -218,7 +218,10 @@ def noise(scheme: Scheme, table: ScoreTable, steps: int) -> tuple[int, float]:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Model evaluations until an allocation is within 0.05 of the scheme's limit, by error ~ 1 / sqrt(images)."""
+    """Model evaluations until an allocation is within 0.05 of its scheme's limit.
+
+    From the error measured at half the pool's prompts, by error ~ 1 / sqrt(images).
+    """
     dense, few = load_pool(arguments.dense), load_pool(arguments.ours)
     dense_levels = flow_sigmas(arguments.dense_steps, 1.0)[::-1]
     levels = np.array(noise_levels(few.rollouts.shape[1] + 1))
@@ -248,7 +251,8 @@ def report(arguments: argparse.Namespace) -> None:
             needed = images * (error / WANTED) ** 2 * price
             baseline = baseline or needed
             print(
-                f"{name:<44}{steps:>4}{images:>8}{error:>8.3f}{price:>13}{needed:>11.0f}{baseline / needed:>7.1f}x"
+                f"{name:<44}{steps:>4}{images:>8}{error:>8.3f}{price:>13}{needed:>11.0f}"
+                f"{baseline / needed:>7.1f}x"
             )
     print("differences of the limits, all images of both pools, T = 25:")
     everyone = np.arange(dense.clean.shape[1])

@@ -151,8 +151,9 @@ def proposal_moments(values: Array, partition: Array, alpha: float) -> Moments:
         D = mean_c mean_k log(rbar_k / Z_c)                                for alpha = 1
 
     rbar is the mean over an image's rollouts. For alpha = 2 it enters linearly, and the ratio is that of the
-    means over prompts, so that few images in Z_c do not bias it. For other orders plugging rbar in biases the mean by (alpha - 1)(alpha - 2) / 2 Var(rbar) / Z^2, the logarithm by -Var(rbar) / (2 Z^2),
-    which shrinks as 1 / rollouts.
+    means over prompts, so that few images in Z_c do not bias it. For other orders plugging rbar in biases
+    the mean by (alpha - 1)(alpha - 2) / 2 Var(rbar) / Z^2, the logarithm by -Var(rbar) / (2 Z^2), which
+    shrinks as 1 / rollouts.
 
     Args:
         values: (P, K, M) optimalities of rollouts, NaN where there is none.
