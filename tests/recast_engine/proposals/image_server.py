@@ -27,12 +27,13 @@ GOOGLE_KEY = "AIzaTestSecretGoogle77"
 
 @dataclass
 class Asked:
-    """One request: its path, JSON body, headers (lower case) and prompt."""
+    """One request: its path, JSON body, headers (lower case), prompt, and when it came (monotonic)."""
 
     path: str
     body: dict[str, Any]
     headers: dict[str, str]
     prompt: str
+    at: float = field(default_factory=time.monotonic)
 
 
 Fault = Callable[["Handler", Asked], None]

@@ -181,13 +181,14 @@ def test_an_answer_over_the_limit_is_cut_off(
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
-    "fault", [image_server.silent(1.0), image_server.dripping(2.0)], ids=["silent", "slow"]
+    "fault", [image_server.silent(1.0), image_server.dripping(20.0)], ids=["silent", "slow"]
 )
 def test_a_slow_answer_is_given_up(
     source: str, fault: image_server.Fault, buy: Buy, server: ImageServer, heard: Heard
 ) -> None:
     server.faults.append(fault)
     buy(config(source, request_seconds=0.4))
+    assert time.monotonic() - server.asked[0].at < 10
     assert len(server.asked) == 7
     assert heard.bought == 7  # whether the lost one is charged cannot be known: it counts
 
@@ -202,24 +203,10 @@ def test_rate_limits_are_waited_for_and_are_no_tries(source: str, buy: Buy, serv
 
 
 def test_one_limited_request_holds_the_others_back(buy: Buy, server: ImageServer) -> None:
-    server.faults.append(status(429, "slow down", {"retry-after": "0.5"}))
-    arrivals: list[float] = []
-    server.refuse = _Watched(lambda: arrivals.append(time.monotonic()))
-    began = time.monotonic()
+    server.faults.append(status(429, "slow down", {"retry-after": "1.0"}))
     buy(config("openai", concurrency=2))
-    late = [moment - began for moment in arrivals if moment - began > 0.45]
-    assert len(late) >= 5  # at most one other was under way already
-
-
-class _Watched(set[str]):
-    """Is looked into once for every request that is about to be answered."""
-
-    def __init__(self, look: Callable[[], None]):
-        self._look = look
-
-    def __contains__(self, item: object) -> bool:
-        self._look()
-        return False
+    after = [asked.at - server.asked[0].at for asked in server.asked]
+    assert len([moment for moment in after if moment >= 1.0]) >= 5  # one other may have been under way
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun(buy: Buy, server: ImageServer) -> None:
