@@ -10,6 +10,7 @@ from pathlib import Path
 from recast.errors import RecastError
 
 DEFAULT = Path("~/.recast")
+_UNFIT = frozenset("?#%")
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,15 @@ class Home:
         """Make the folder (0700: it holds keys) and its log folder.
 
         Raises:
-            RecastError: it cannot be created or written to.
+            RecastError: it cannot be created or written to, or its path cannot be part of an address.
         """
+        if unfit := [
+            character for character in str(self.root) if character in _UNFIT or not character.isprintable()
+        ]:
+            raise RecastError(
+                f"the home folder's path must not contain {unfit[0]!r}, which the addresses of the broker and the "
+                f"database cannot carry: {str(self.root)!r}; choose another with --home"
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True)

@@ -137,6 +137,20 @@ def test_a_home_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
         Home(tmp_path / "file" / "home").create()
 
 
+@pytest.mark.parametrize("name", ["what?", "number#1", "100%20", "two\nlines"])
+def test_a_home_whose_path_no_address_can_carry_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecastError, match="must not contain.*choose another with --home"):
+        Home(tmp_path / name).create()
+    assert not (tmp_path / name).exists()
+
+
+def test_a_home_may_have_spaces_and_any_script(tmp_path: Path) -> None:
+    home = Home(tmp_path / "mein Ordner ü 日本")
+    home.create()
+    service.prepare(home, service.settings_of(home))
+    assert (home.root / "recast.db").is_file()
+
+
 def test_starting_in_the_background_reports_why_it_failed(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
