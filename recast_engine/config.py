@@ -32,6 +32,8 @@ Temperature = Annotated[
 ]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="the service fills it in")]
 AllocationMethod = Literal["recast", "rowwise", "static"]
+Refresh = Literal["frozen", "on_drift", "every_n"]
+MAX_REFRESH_SHARE = 0.05
 
 PROPOSAL_MODELS = {"openai": "gpt-image-1.5", "google": "gemini-3-pro-image-preview"}
 """Models of proposals unless a request names its own: GPT Image 1.5, Nano Banana Pro."""
@@ -223,27 +225,53 @@ def _on_own_images(estimator: EstimatorConfig) -> EstimatorConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class StageAllocation:
-    """The allocation a stage trains with, measured when the stage starts unless a profile is named."""
+    """The allocation a stage trains with, measured when the stage starts unless a profile is named.
+
+    Attributes:
+        refresh: when the allocation is projected anew, from a running profile of the training's own images.
+            ``frozen``: never, at no cost. ``on_drift``: once a reward's running curve has left the profile's
+            interval by more than noise (at most 5% of stages without drift are). ``every_n``: after every
+            ``refresh_every`` epochs of the stage. Budgets, method and temperature stay; each projection is
+            stored as an allocation of the training.
+        refresh_share: model evaluations that the running profile may add, as a share of those that drawing
+            and training the stage's images take.
+    """
 
     method: AllocationMethod = "recast"
     temperature: Temperature = 1.0
     profile: str | None = None
-    refresh: Literal["frozen"] = "frozen"
+    refresh: Refresh = "frozen"
+    refresh_every: Annotated[int, Field(ge=1, le=100_000, description="epochs; for every_n")] = 5
+    refresh_share: Annotated[
+        float, Field(gt=0.0, le=MAX_REFRESH_SHARE, description="of the stage's model evaluations")
+    ] = MAX_REFRESH_SHARE
     estimator: Annotated[EstimatorConfig, AfterValidator(_on_own_images)] = Field(
         default_factory=EstimatorConfig
     )
+
+    @model_validator(mode="after")
+    def _something_to_refresh(self) -> StageAllocation:
+        if self.refresh == "frozen":
+            return self
+        if self.method == "static":
+            raise ValueError("refresh: static weighting rests on no profile; leave refresh out")
+        return self
 
 
 @dataclass(frozen=True, config=STRICT)
 class StageConfig:
     """One training stage: what matters, for how long, and timed by which allocation.
 
-    ``allocation`` is either the id of a stored allocation or a :class:`StageAllocation`.
+    ``allocation`` is either the id of a stored allocation, with which the stage then trains to its end (it is
+    never refreshed), or a :class:`StageAllocation`.
     """
 
     budgets: Budgets
     epochs: Annotated[int, Field(ge=1, le=100_000)]
-    allocation: str | StageAllocation = Field(default_factory=StageAllocation)
+    allocation: str | StageAllocation = Field(
+        default_factory=StageAllocation,
+        description="id of a stored allocation, which is never refreshed, or how to make one",
+    )
 
 
 @dataclass(frozen=True, config=STRICT)

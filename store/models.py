@@ -192,6 +192,7 @@ class Allocation(Base):
     training_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
     stage: Mapped[int | None]
     epoch: Mapped[int | None]
+    reason: Mapped[str | None]
     method: Mapped[str]
     temperature: Mapped[float]
     steps: Mapped[int]

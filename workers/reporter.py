@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from store.artifacts import StoredFile, StoredFolder
 from store.database import transact
-from store.models import Job, Profile, no_cost
+from store.models import Job, no_cost
 from store.repositories import (
     adapters,
     allocations,
@@ -135,45 +135,46 @@ class Reporter:
 
     def _find_profile(self, session: Session, job: Job, payload: Event) -> dict[str, Any]:
         stage, profile = payload["stage"], payload["profile"]
+        request = {"training": job.id, "stage": stage, "epoch": payload.get("epoch")}
         if job.kind == "profile":
             for text in profile["warnings"]:
                 attempts.add_warning(session, self._claim, text)
             profiles.create(session, job.id, profile)
             return {"stage": stage, "profile": job.id}
-        if (before := self._profile_of(session, stage)) and _same_curves(
-            profiles.get(session, before), profile
-        ):
-            return {"stage": stage, "profile": before}  # an attempt without a checkpoint left it behind
-        measured = jobs.create_measured(
-            session,
-            job,
-            kind="profile",
-            request={"training": job.id, "stage": stage},
-            config=_profile_config(job.config, stage, profile),
-            cost=profile.get("cost", {}),
-            warnings=profile["warnings"],
-        )
-        profiles.create(session, measured.id, profile)
+        measured = _measured_before(session, job, request, profile)
+        if measured is None:
+            measured = jobs.create_measured(
+                session,
+                job,
+                kind="profile",
+                request=request,
+                config=_profile_config(job.config, stage, profile),
+                cost=profile.get("cost", {}),
+                warnings=profile["warnings"],
+            )
+            profiles.create(session, measured.id, profile)
         self._profiles[stage] = measured.id
         return {"stage": stage, "profile": measured.id}
 
     def _find_allocation(self, session: Session, job: Job, payload: Event) -> dict[str, Any]:
         stage, epoch = payload["stage"], payload["epoch"]
         asked = job.config["stages"][stage]["allocation"]
-        data = {"stage": stage, "epoch": epoch}
+        data = {"stage": stage, "epoch": epoch, "reason": payload["reason"]}
         if isinstance(asked, str):  # a stored allocation, which the stage uses as it is
             return {**data, "allocation": asked}
-        row = allocations.find_same(
-            session, job.id, stage, epoch, payload["allocation"]
-        ) or allocations.create(
-            session,
-            workspace_id=job.workspace_id,
-            allocation=payload["allocation"],
-            profile_id=asked.get("profile") or self._profile_of(session, payload["profile_stage"]),
-            training_id=job.id,
-            stage=stage,
-            epoch=epoch,
-        )
+        allocation = payload["allocation"]
+        row = allocations.find_same(session, job.id, stage, epoch, allocation)
+        if row is None:
+            row = allocations.create(
+                session,
+                workspace_id=job.workspace_id,
+                allocation=allocation,
+                profile_id=self._profile_of(session, payload["profile_stage"]) or asked.get("profile"),
+                training_id=job.id,
+                stage=stage,
+                epoch=epoch,
+                reason=payload["reason"],
+            )
         return {**data, "allocation": row.id, "profile": row.profile_id}
 
     def _profile_of(self, session: Session, stage: int | None) -> str | None:
@@ -266,18 +267,30 @@ class Reporter:
 
 def _provenance(session: Session, job: Job) -> dict[str, Any]:
     """What made the training's adapter: enough to find and repeat all of it."""
-    computed = {row.stage: row.id for row in allocations.of_training(session, job.id)}
+    computed = allocations.of_training(session, job.id)
     stages = []
     for number, stage in enumerate(job.config["stages"]):
         asked = stage["allocation"]
-        used = asked if isinstance(asked, str) else computed.get(number)
-        stages.append({"budgets": stage["budgets"], "epochs": stage["epochs"], "allocation": used})
+        used = [
+            {"id": row.id, "epoch": row.epoch, "reason": row.reason, "profile": row.profile_id}
+            for row in computed
+            if row.stage == number
+        ]
+        last = asked if isinstance(asked, str) else used[-1]["id"] if used else None
+        facts = {"budgets": stage["budgets"], "epochs": stage["epochs"], "allocation": last}
+        stages.append({**facts, "allocations": used})
     kept = ("model", "prompt_set", "adapter", "seed")
     return {"training": job.id, **{name: job.config.get(name) for name in kept}, "stages": stages}
 
 
-def _same_curves(row: Profile, profile: Event) -> bool:
-    return row.levels == list(profile["levels"]) and row.curves == dict(profile["curves"])
+def _measured_before(session: Session, job: Job, request: Event, profile: Event) -> Job | None:
+    """The same profile of the same moment, if an earlier attempt has stored it already."""
+    for child in jobs.children(session, job.id, kind="profile"):
+        row = profiles.get(session, child.id)
+        same = row.levels == list(profile["levels"]) and row.curves == dict(profile["curves"])
+        if child.request == request and same:
+            return child
+    return None
 
 
 def _profile_config(training: Mapping[str, Any], stage: int, profile: Event) -> dict[str, Any]:

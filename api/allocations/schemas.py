@@ -93,7 +93,8 @@ class AllocationView(AllocationResult):
     profile: str | None
     training: str | None = Field(description="the training that computed it, if one did")
     stage: int | None
-    epoch: int | None
+    epoch: int | None = Field(description="epochs that the training had finished")
+    reason: str | None = Field(description="why the training computed it: its stage began, or a refresh")
     created_at: datetime
 
 
@@ -110,6 +111,7 @@ class AllocationSummary(BaseModel):
     training: str | None
     stage: int | None
     epoch: int | None
+    reason: str | None
     created_at: datetime
 
 

@@ -156,6 +156,7 @@ def view(row: Allocation) -> AllocationView:
         training=row.training_id,
         stage=row.stage,
         epoch=row.epoch,
+        reason=row.reason,
         created_at=row.created_at,
     )
 

@@ -81,7 +81,12 @@ def get_training_metrics(
     after: Annotated[int | None, Query(ge=-1, le=2**31, description="only later epochs")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_POINTS, description="points at most")] = 20_000,
 ) -> Metrics:
-    """Time series: each reward, the loss and its terms, gradient norm, share of groups without spread."""
+    """Time series: each reward, the loss and its terms, gradient norm, share of groups without spread.
+
+    `allocation/version` counts the stage's allocations. With a refresh there are also
+    `profile/<reward>/total` (running divergence of clean images), `drift/<reward>/statistic` and `/p_value`
+    (against the profile in force), and `refresh/share` (extra model evaluations, of those of the stage).
+    """
     wanted = None if names is None else _split(names)
     return service.metrics(context, caller, id, names=wanted, after=after, limit=limit)
 

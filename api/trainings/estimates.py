@@ -9,6 +9,7 @@ from api.jobs.estimates import Work
 from api.profiles.estimates import profile_work
 from recast_engine.backbones.catalogue import model_info
 from recast_engine.config import StageAllocation, StageConfig, TrainingConfig
+from recast_engine.profiling.levels import noise_levels, rollout_steps
 from recast_engine.prompts import Prompt
 from recast_engine.rewards.catalogue import REWARDS, usable_prompts
 
@@ -16,7 +17,7 @@ GRID_IMAGES = 16
 
 
 def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
-    """Every stage's epochs, and the profile it measures first.
+    """Every stage's epochs, the profile it measures first, and its running profile.
 
     An epoch of P prompts with k images, T sampling steps and m steps trained per image takes
 
@@ -30,8 +31,11 @@ def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
     work = _grids(config, prompts)
     for stage in config.stages:
         own = stage_prompts(stage, prompts)
-        work += _epochs(config, stage, own)
+        epochs = _epochs(config, stage, own)
         allocation = stage.allocation
+        work += epochs
+        if isinstance(allocation, StageAllocation) and allocation.refresh != "frozen":
+            work += _running_profile(allocation, stage, own, epochs)
         if (
             isinstance(allocation, StageAllocation)
             and allocation.method != "static"
@@ -39,6 +43,18 @@ def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
         ):
             work += profile_work(allocation.estimator, tuple(stage.budgets), own)
     return work
+
+
+def _running_profile(
+    allocation: StageAllocation, stage: StageConfig, prompts: Sequence[Prompt], epochs: Work
+) -> Work:
+    """At most ``refresh_share`` of the epochs' velocities, for rollouts from all inner levels in turn."""
+    estimator = allocation.estimator
+    inner = noise_levels(estimator.levels)[1:-1]
+    steps = [rollout_steps(sigma, estimator.sampling_steps) for sigma in inner]
+    evaluations = int(allocation.refresh_share * epochs.model_evaluations)
+    applying = sum(usable_prompts(reward, prompts) for reward in stage.budgets) / len(prompts)
+    return Work(evaluations, round(evaluations * len(steps) / sum(steps) * applying))
 
 
 def _grids(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:

@@ -126,6 +126,9 @@ def _profile_problems(
     job, profile = references.profile(session, caller, allocation.profile, *loc, "profile")
     if job.config["model"] != config.model:
         yield FieldError(where, f"the profile is of {job.config['model']!r}, not of {config.model!r}")
+    kind = profile.config.get("kind", "self_tilted")
+    if allocation.refresh != "frozen" and kind != "self_tilted":
+        yield FieldError(where, f"refresh compares with a self-tilted profile, and this one is {kind}")
     absent = [reward for reward in budgets if reward not in profile.rewards]
     if absent:
         yield FieldError(where, f"the profile did not measure {', '.join(absent)}")

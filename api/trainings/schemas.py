@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from api.jobs.schemas import JobView
-from recast_engine.config import AllocationMethod
+from recast_engine.config import AllocationMethod, Refresh
 
 EXAMPLE = {
     "model": "miniature",
@@ -34,9 +34,10 @@ class StageView(BaseModel):
     budgets: dict[str, float] = Field(description="normalised, over rewards")
     epochs: int
     method: AllocationMethod | None = Field(description="null where a stored allocation was named")
+    refresh: Refresh | None = Field(description="null where a stored allocation was named: it stays")
     profile: str | None = Field(description="the profile behind the allocation in use")
     allocation: str | None = Field(description="the allocation in use; null until the stage starts")
-    allocations: list[str] = Field(description="every allocation of the stage, oldest first")
+    allocations: list[str] = Field(description="every allocation the stage trained with, in order")
 
 
 class TrainingView(JobView):

@@ -93,7 +93,7 @@ def estimate_curve(
         pure = np.concatenate([start[:, :, None], tilt(clean, anchor[None], clip)[1][0]], axis=2)
         return without_common_noise(measured, levels, pure)
 
-    return _curve(Measured.of(levels_at, advantage_clip, clean), rng)
+    return curve_of(Measured.of(levels_at, advantage_clip, clean), rng)
 
 
 def estimate_proposal_curve(
@@ -137,10 +137,10 @@ def estimate_proposal_curve(
         pure = proposal_moments(tilt(clean, anchor[None], clip)[1][0], partition, alpha)
         return without_noise_of_proposals(measured, pure)
 
-    return _curve(Measured.of(levels_at, advantage_clip, clean), rng)
+    return curve_of(Measured.of(levels_at, advantage_clip, clean), rng)
 
 
-def _curve(measured: Measured, rng: np.random.Generator) -> Curve:
+def curve_of(measured: Measured, rng: np.random.Generator) -> Curve:
     """Clean up, and put intervals around, the curve at all levels but pure noise, where D = 0."""
     raw, errors = measured.raw(), measured.standard_errors()
     resampled = np.pad(measured.bootstrap(rng), ((0, 0), (0, 1)))
@@ -162,6 +162,7 @@ def _curve(measured: Measured, rng: np.random.Generator) -> Curve:
         max_violation_se=largest_violation(ended, resampled),
         prompts=min(level.prompts for level in measured.levels),
         images=min(level.images for level in measured.levels),
+        survival_error=_series(np.append(measured.survival_errors(), 0.0)),
     )
 
 

@@ -81,6 +81,16 @@ class Moments:
         numerator, denominator = self.numerator[self.usable], self.denominator[self.usable]
         return self._combined(numerator.sum() - numerator, denominator.sum() - denominator)
 
+    def influence(self) -> Array:
+        """(U,) what leaving each unit out does to D, scaled so that the sum of squares is its variance.
+
+        The jackknife's: 0 for units that are not usable; a weighted sum of several divergences over the same
+        units has the same weighted sum of influences.
+        """
+        influence = np.zeros(len(self.numerator))
+        influence[self.usable] = scaled_deviation(self.left_out())
+        return influence
+
     def _combined(self, numerator: Array, denominator: Array) -> Array:
         """log(numerator / denominator) / (alpha - 1), or their ratio for alpha = 1.
 
@@ -229,6 +239,14 @@ def _image_covariances(values: Array) -> Array:
     return parts.reshape(values.shape[:2])
 
 
+def scaled_deviation(left_out: Array) -> Array:
+    """Estimates without each unit in turn -> deviations whose sum of squares is the jackknife variance."""
+    count = len(left_out)
+    if count < 2:
+        return np.zeros(count)
+    return np.asarray(np.sqrt((count - 1) / count) * (left_out - left_out.mean()))
+
+
 def jackknife(found: Moments) -> float:
     """Standard error of D over units, by leaving out each in turn."""
     left_out = found.left_out()
@@ -262,6 +280,7 @@ def moments(values: Array, alpha: float, *, centred: bool, unit: Unit) -> Moment
     they serve where a single prompt leaves no other unit to resample.
     """
     present = np.isfinite(values)
+    centring = present[:, :, 0].sum(axis=1)  # images whose scores made the prompt's mean
     enough = present.sum(axis=2) >= 2 if alpha == 2.0 else present[:, :, 0] & present[:, :, 1:].any(axis=2)
     enough &= enough.sum(axis=1, keepdims=True) >= 2
     present = present & enough[:, :, None]
@@ -271,7 +290,7 @@ def moments(values: Array, alpha: float, *, centred: bool, unit: Unit) -> Moment
         pair = _second_order(values, present) if alpha == 2.0 else _any_order(values, present, alpha, centred)
     numerator, denominator, image_numerator, image_denominator = pair
     if alpha == 2.0 and centred:
-        lift = (numerator - denominator) / np.maximum(enough.sum(axis=1), 1)
+        lift = (numerator - denominator) / np.maximum(centring, 1)
         numerator, denominator = numerator + lift, denominator + lift
         image_numerator, image_denominator = (
             image_numerator + lift[:, None],

@@ -29,6 +29,8 @@ class Curve:
         total: D(0).
         max_violation_se: largest rise of the raw curve with sigma, in standard errors of the rise.
         prompts, images: how many the estimate rests on, at the level where they are fewest.
+        survival_error: standard error of D(sigma) / D(0), raw values, by the jackknife over prompts: what the
+            levels share cancels. Empty in profiles measured before it was recorded.
     """
 
     divergence: Series
@@ -43,6 +45,7 @@ class Curve:
     max_violation_se: float
     prompts: int
     images: int
+    survival_error: Series = ()
 
 
 @dataclass(frozen=True)

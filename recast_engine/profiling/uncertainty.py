@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from recast_engine.profiling.estimator import Moments
+from recast_engine.profiling.estimator import Moments, scaled_deviation
 
 Array = NDArray[np.float64]
 
@@ -65,7 +66,7 @@ class Measured:
     spread: Spread
 
     @classmethod
-    def of(cls, levels_at: Callable[[float], Sequence[Moments]], clip: float, clean: Array) -> Measured:
+    def of(cls, levels_at: Callable[[float], Sequence[Moments]], clip: float, clean: Array) -> Self:
         """From the moments as a function of the advantage clip, which is inverse to the slope."""
         levels = levels_at(clip)
         above, below = (_divergence(levels_at(clip * math.exp(sign * STEP))) for sign in (-1, 1))
@@ -99,11 +100,29 @@ class Measured:
             errors.append(math.sqrt((count - 1) * left_out.var()) if count > 1 else 0.0)
         return np.array(errors)
 
+    def influence(self) -> Array:
+        """(L, U) what leaving each unit out does to each value, scale included (``Moments.influence``)."""
+        spread = self.spread
+        parts = (spread.count, spread.total, spread.square)
+        used = spread.count > 0
+        scale = np.zeros(len(used))
+        scale[used] = scaled_deviation(spread.log_ratio(*(part.sum() - part[used] for part in parts)))
+        return np.array([level.influence() for level in self.levels]) - 0.5 * np.outer(self.slopes, scale)
+
+    def survival_errors(self) -> Array:
+        """(L,) standard errors of D(sigma) / D(0); 0 where D(0) is."""
+        raw = self.raw()
+        if raw[0] <= 0.0:
+            return np.zeros(len(raw))
+        influence = self.influence()
+        relative = (influence - np.outer(raw / raw[0], influence[0])) / raw[0]
+        return np.asarray(np.sqrt((relative**2).sum(axis=1)))
+
     def bootstrap(self, rng: np.random.Generator) -> Array:
         """(B, L) replicates of the curve: units drawn with their whole groups, the same for all levels."""
         units = self.units
         count = int(units.sum())
-        replicates = np.empty((RESAMPLES, len(self.levels)))
+        replicates = np.empty((RESAMPLES, len(self.raw())))
         at_once = max(1, BOOTSTRAP_NUMBERS // len(units))
         for start in range(0, RESAMPLES, at_once):
             rows = replicates[start : start + at_once]

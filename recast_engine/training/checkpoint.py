@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from recast_engine.training.guards import Watch
 from recast_engine.training.retention import Kept
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-FORMAT = 1
+FORMAT = 2
 
+REFRESH = "refresh"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -39,11 +41,14 @@ class Position:
         epoch: epochs finished, over the whole run; also the last metrics step.
         step: optimiser steps taken.
         stage: stage of the next epoch, from 0.
-        allocations: of the stages begun so far, in order (JSON data); that of ``stage`` may still be to make.
+        allocations: every one made or taken so far, in order (JSON data, with ``stage``, ``epoch`` and
+            ``reason``); that of ``stage`` may still be to make.
         baseline: per reward (mean, standard deviation) that the stage's objective is standardised by.
         watch: what the collapse guard remembers.
         kept: checkpoints that are stored, by rising epoch.
         dropped: names of those that were to be deleted once the newest was stored.
+        refresh: the stage's running profile (``Refresher.state``, whose tensors the checkpoint has); empty
+            without one.
     """
 
     epoch: int = 0
@@ -51,6 +56,7 @@ class Position:
     stage: int = 0
     allocations: tuple[Mapping[str, Any], ...] = ()
     baseline: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    refresh: Mapping[str, Any] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     kept: tuple[Kept, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -82,6 +88,16 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
     @property
+    def refresh(self) -> dict[str, Tensor]:
+        """The running profile's tensors."""
+        prefix = f"{REFRESH}/"
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.tensors.items()
+            if name.startswith(prefix)
+        }
+
+    @property
     def name(self) -> str:
         """``epoch-000010``."""
         return checkpoint_name(self.position.epoch)
@@ -102,8 +118,9 @@ def capture(
     config: Mapping[str, Any],
     adapters: AdapterSet,
     optimizer: torch.optim.Optimizer,
+    refresh: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Checkpoint:
-    """Copy the state as it is now.
+    """Copy the state as it is now; ``refresh`` holds the running profile's tensors.
 
     Raises:
         NonFinite: a weight is not finite, so that no such adapter is ever saved.
@@ -117,7 +134,8 @@ def capture(
     copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
     if not all(bool(torch.isfinite(value).all()) for value in copies.values()):
         raise NonFinite(f"the adapter's weights are not finite after optimiser step {position.step}")
-    return Checkpoint(position, config, copies)
+    running = {f"{REFRESH}/{key}": value for key, value in refresh.items()}  # NaN where there is no score
+    return Checkpoint(position, config, copies | running)
 
 
 def restore(checkpoint: Checkpoint, adapters: AdapterSet, optimizer: torch.optim.Optimizer) -> None:

@@ -24,6 +24,7 @@ from recast_engine.backbones.catalogue import model_info
 from recast_engine.config import TrainingConfig
 from recast_engine.errors import Collapsed, ConfigError
 from recast_engine.observer import NullObserver, Observer, Stopped
+from recast_engine.profiling import Profile
 from recast_engine.prompts import Prompt, prompt_set_hash
 from recast_engine.training import checkpoint as checkpoints
 from recast_engine.training import stages
@@ -42,6 +43,7 @@ from recast_engine.training.devices import ALONE, Devices
 from recast_engine.training.guards import Watch, watch_epoch
 from recast_engine.training.metrics import epoch_metrics, extend_baseline, moments
 from recast_engine.training.old_policy import old_policy_decay
+from recast_engine.training.refresh import Refresher
 from recast_engine.training.retention import Kept, require_room, retain
 from recast_engine.training.retention import best as best_kept
 from recast_engine.training.rollouts import (
@@ -56,7 +58,17 @@ from recast_engine.training.samples import draw_grid, fixed_choice
 from recast_engine.training.stages import Stage
 from recast_engine.training.update import TimedAdvantages, update_policy
 
-_ALLOCATION_FACTS = ("method", "temperature", "rewards", "budgets", "sigmas", "matrix")
+_ALLOCATION_FACTS = (
+    "stage",
+    "epoch",
+    "reason",
+    "method",
+    "temperature",
+    "rewards",
+    "budgets",
+    "sigmas",
+    "matrix",
+)
 
 Stored = Mapping[str, Mapping[str, Any]]
 """Rows of the store as plain JSON data, by id."""
@@ -131,9 +143,10 @@ def train(
         try:
             for index in range(run.position.stage, len(config.stages)):
                 stage = stages.prepare(index, config.stages[index], scorer, prompts)
-                matrix = run.begin_stage(stage, allocations, profiles)
+                run.begin_stage(stage, allocations, profiles)
                 while run.position.epoch < run.last_epoch(index):
-                    run.epoch(stage, matrix)
+                    run.refresh_allocation(stage)
+                    run.epoch(stage)
                 run.end_stage(stage)
         except Stopped:
             run.write_checkpoint()
@@ -174,6 +187,8 @@ class _Run:
             fused=True,
         )
         self.last_metrics: dict[str, float] = {}
+        self.matrix: NDArray[np.float64] = np.empty((0, 0))
+        self.refresher: Refresher | None = None
         self.position = Position()
         self.snapshot = self._capture()
         workdir.mkdir(parents=True, exist_ok=True)
@@ -209,53 +224,97 @@ class _Run:
         self.position, self.snapshot = checkpoint.position, checkpoint
         self._delete(checkpoint.position.dropped)  # it may not have come to that
 
-    def begin_stage(self, stage: Stage, allocations: Stored, profiles: Stored) -> NDArray[np.float64]:
-        """Settle the stage's allocation, once; returns its matrix W (R, T)."""
+    def begin_stage(self, stage: Stage, allocations: Stored, profiles: Stored) -> None:
+        """Settle the stage's allocation and its running profile, once."""
         if self.position.epoch == 0:
             self._draw_samples()
         self._report_stage(stage, "started")
-        steps = self.config.sampling.steps
-        wanted = self.config.stages[stage.index].allocation
-        if stage.index < len(self.position.allocations):
-            _, matrix = stages.stored_allocation(stage, self.position.allocations[stage.index], steps)
+        if made := self._made(stage):
+            _, self.matrix = stages.stored_allocation(stage, made[-1], self.config.sampling.steps)
+            self.refresher = self._restored_refresher(stage)
         else:
-            measured: int | None = None
-            if isinstance(wanted, str):
-                if wanted not in allocations:
-                    raise ConfigError(f"allocation {wanted!r} was not provided")
-                allocation, matrix = stages.stored_allocation(stage, allocations[wanted], steps)
-            else:
-                arguments = (
-                    stage,
-                    self.backbone,
-                    self.adapters,
-                    wanted,
-                    self.config,
-                    profiles,
-                    self.observer,
-                )
-                allocation, measured = self.devices.lead(lambda: stages.make_allocation(*arguments))
-                matrix = np.asarray(allocation["matrix"])
-            self.position = replace(self.position, allocations=(*self.position.allocations, allocation))
-            self.snapshot = self._capture()
-            finding = {"stage": stage.index, "epoch": self.position.epoch, "profile_stage": measured}
-            self.observer.finding("allocation", {**finding, "allocation": allocation})
+            self._first_allocation(stage, allocations, profiles)
         self.observer.phase("training", self.last_epoch(len(self.config.stages) - 1))
         self.observer.advance(self.position.epoch)
-        return matrix
 
-    def epoch(self, stage: Stage, matrix: NDArray[np.float64]) -> None:
+    def _first_allocation(self, stage: Stage, allocations: Stored, profiles: Stored) -> None:
+        steps, wanted = self.config.sampling.steps, self.config.stages[stage.index].allocation
+        self.refresher = None
+        if isinstance(wanted, str):
+            if wanted not in allocations:
+                raise ConfigError(f"allocation {wanted!r} was not provided")
+            allocation, _ = stages.stored_allocation(stage, allocations[wanted], steps)
+            self._adopt(stage, allocation, None, "named")
+            return
+
+        def settle() -> tuple[dict[str, Any], dict[str, Any] | None, int | None]:
+            made = stages.make_allocation(
+                stage, self.backbone, self.adapters, wanted, self.config, profiles, self.observer
+            )
+            return made.allocation, None if made.profile is None else made.profile.to_dict(), made.measured
+
+        allocation, profile, measured = self.devices.lead(settle)
+        if wanted.refresh != "frozen" and profile is not None:
+            reference = Profile.from_dict(profile)
+            self.refresher = Refresher(stage, wanted, reference, self.config, self.position.epoch)
+        self._adopt(stage, allocation, measured, "start of the stage")
+
+    def _restored_refresher(self, stage: Stage) -> Refresher | None:
+        wanted = self.config.stages[stage.index].allocation
+        if isinstance(wanted, str) or wanted.refresh == "frozen":
+            return None
+        if not self.position.refresh:
+            raise ConfigError(
+                f"stages[{stage.index}].allocation.refresh: the checkpoint has no running profile"
+            )
+        facts, tensors = self.position.refresh, self.snapshot.refresh
+        return Refresher.restore(stage, wanted, self.config, facts, tensors)
+
+    def refresh_allocation(self, stage: Stage) -> None:
+        """Project the stage's budgets anew if its policy says so."""
+        wanted = self.config.stages[stage.index].allocation
+        if self.refresher is None or isinstance(wanted, str):
+            return
+        found = self.refresher.decide(self.position.epoch)
+        if found is not None:
+            profile = {"stage": stage.index, "epoch": self.position.epoch, "profile": found.profile.to_dict()}
+            self.observer.finding("profile", profile)
+            allocation = stages.project(stage, wanted, found.profile, self.sigmas.numpy())
+            self._adopt(stage, allocation, stage.index, found.reason)
+
+    def _made(self, stage: Stage) -> list[Mapping[str, Any]]:
+        """The stage's allocations so far, oldest first."""
+        return [made for made in self.position.allocations if made["stage"] == stage.index]
+
+    def _adopt(self, stage: Stage, allocation: dict[str, Any], measured: int | None, reason: str) -> None:
+        """Train with ``allocation`` from the next epoch on, and report it.
+
+        Args:
+            measured: the stage, if its profile was measured in this training.
+        """
+        facts = {"stage": stage.index, "epoch": self.position.epoch, "reason": reason}
+        self.matrix = np.asarray(allocation["matrix"])
+        self.position = replace(
+            self.position, allocations=(*self.position.allocations, {**allocation, **facts})
+        )
+        self.snapshot = self._capture()
+        self.observer.finding("allocation", {**facts, "profile_stage": measured, "allocation": allocation})
+
+    def epoch(self, stage: Stage) -> None:
         """Sample with the old policy, score, update the policy, let the old policy and the EMA follow."""
         started, evaluations = time.perf_counter(), self.backbone.evaluations
         number, optimizer = self.position.epoch, self.config.optimizer
-        rollouts = self._draw(stage, number)
+        chosen = choose_prompts(
+            len(stage.prompts), self.config.sampling.prompts_per_epoch, number, self.config.seed
+        )
+        rollouts = self._draw(stage, chosen)
         drawn = time.perf_counter()
         report = update_policy(
             self.backbone,
             self.adapters,
             self.optimizer,
             rollouts,
-            TimedAdvantages.of(rollouts, matrix, optimizer),
+            TimedAdvantages.of(rollouts, self.matrix, optimizer),
             self.sigmas,
             optimizer,
             step=self.position.step,
@@ -263,33 +322,53 @@ class _Run:
             observer=self.observer,
             devices=self.devices,
         )
-        self.adapters.blend(OLD, POLICY, old_policy_decay(optimizer.old_policy, report.step))
         seconds = time.perf_counter() - drawn
+        calls = int(rollouts.scores.applicable.sum())
+        running = {"allocation/version": float(len(self._made(stage)))}
+        if self.refresher is not None:  # before the old policy, which drew the images, moves on
+            spent = self._everyones_evaluations(evaluations)
+            calls += self.refresher.measure(
+                self.backbone,
+                self.adapters,
+                rollouts,
+                chosen,
+                epoch=number,
+                evaluations=spent,
+                observer=self.observer,
+                devices=self.devices,
+            )
+            running |= self.refresher.metrics()
+        self.adapters.blend(OLD, POLICY, old_policy_decay(optimizer.old_policy, report.step))
         baseline = extend_baseline(self.position.baseline, rollouts.scores)
         metrics = epoch_metrics(stage, rollouts, report, baseline, optimizer)
         watch, doubts = self._watch(rollouts, metrics)
         self.last_metrics = {**metrics, "guard/doubts": float(watch.doubts), "seconds/training": seconds}
+        self.last_metrics |= running
         self.position = replace(
             self.position, epoch=number + 1, step=report.step, baseline=baseline, watch=watch
         )
         self.snapshot = self._capture()
-        self._report_cost(started, evaluations, int(rollouts.scores.applicable.sum()))
+        self._report_cost(started, evaluations, calls)
         self.observer.metrics(number + 1, self.last_metrics)
         self.observer.advance(number + 1)
         self._write_due_files()
         if watch.doubts >= self.config.collapse.epochs:
             self._pause(doubts)
 
-    def _draw(self, stage: Stage, number: int) -> Rollouts:
-        sampling, seed = self.config.sampling, self.config.seed
-        chosen = choose_prompts(len(stage.prompts), sampling.prompts_per_epoch, number, seed)
+    def _everyones_evaluations(self, before: int) -> int:
+        """Model evaluations of all devices together since this one had made ``before``."""
+        return int(self.devices.add(torch.tensor(self.backbone.evaluations - before)))
+
+    def _draw(self, stage: Stage, chosen: Sequence[int]) -> Rollouts:
+        sampling, number = self.config.sampling, self.position.epoch
+        seeds = image_seeds(self.config.seed, number, len(chosen) * sampling.images_per_prompt)
         return draw_rollouts(
             self.backbone,
             self.adapters,
             (stage.scorer, *self.held_out),
             [stage.prompts[index] for index in chosen],
             sampling,
-            image_seeds(seed, number, len(chosen) * sampling.images_per_prompt),
+            seeds,
             self.observer,
             self.devices,
         )
@@ -325,6 +404,7 @@ class _Run:
 
     def end_stage(self, stage: Stage) -> None:
         """The next stage starts with an objective of its own."""
+        self.refresher = None
         self.position = replace(self.position, stage=stage.index + 1, baseline={})
         self.snapshot = self._capture()
         self._report_stage(stage, "finished")
@@ -388,7 +468,10 @@ class _Run:
             self.observer.discard("checkpoint", name)
 
     def _capture(self) -> Checkpoint:
-        return checkpoints.capture(self.position, configs.dump(self.config), self.adapters, self.optimizer)
+        facts, tensors = self.refresher.state() if self.refresher is not None else ({}, {})
+        self.position = replace(self.position, refresh=facts)
+        config = configs.dump(self.config)
+        return checkpoints.capture(self.position, config, self.adapters, self.optimizer, tensors)
 
     def _draw_samples(self) -> None:
         if not self.devices.leads:

@@ -43,6 +43,21 @@ class Stage:
     prompts: tuple[Prompt, ...]
 
 
+@dataclass(frozen=True)
+class Settled:
+    """A stage's first allocation.
+
+    Attributes:
+        allocation: JSON data.
+        profile: that it rests on; None for static weighting.
+        measured: the stage, if its profile was measured for it; None: a given profile, or none at all.
+    """
+
+    allocation: dict[str, Any]
+    profile: Profile | None
+    measured: int | None
+
+
 def prepare(index: int, config: StageConfig, scorer: Scorer, prompts: Sequence[Prompt]) -> Stage:
     """The stage's rewards and usable prompts.
 
@@ -90,18 +105,14 @@ def make_allocation(
     config: TrainingConfig,
     profiles: Mapping[str, Mapping[str, Any]],
     observer: Observer,
-) -> tuple[dict[str, Any], int | None]:
+) -> Settled:
     """Allocate the stage's budgets by a profile: the named one, or one measured now.
 
     The profile is of the *old* policy, which draws the images that training scores. Static weighting needs
     none.
-
-    Returns:
-        The allocation as JSON data, and the stage whose measured profile it rests on (None: a given profile,
-        or none at all).
     """
     sigmas = backbone.sigmas(config.sampling.steps, config.sampling.shift).numpy()
-    gains = np.zeros((len(stage.rewards), config.sampling.steps))
+    profile: Profile | None = None
     measured: int | None = None
     if options.method != "static":
         if options.profile is not None:
@@ -123,13 +134,25 @@ def make_allocation(
         missing = [reward for reward in stage.rewards if reward not in profile.rewards]
         if missing:
             raise ConfigError(f"stages[{stage.index}].allocation.profile: has no curve of {missing}")
+    return Settled(project(stage, options, profile, sigmas), profile, measured)
+
+
+def project(
+    stage: Stage, options: StageAllocation, profile: Profile | None, sigmas: NDArray[np.float64]
+) -> dict[str, Any]:
+    """The stage's budgets on the steps between ``sigmas`` (T + 1,), as JSON data.
+
+    Args:
+        profile: where the gains come from; None: there are none (static weighting).
+    """
+    gains = np.zeros((len(stage.rewards), len(sigmas) - 1))
+    if profile is not None:
         gains = profile.gains(sigmas)[[profile.rewards.index(reward) for reward in stage.rewards]]
     result = allocate(gains, stage.budgets, method=options.method, temperature=options.temperature)
-    allocation = {
+    return {
         **result.to_dict(),
         "rewards": list(stage.rewards),
         "budgets": dict(zip(stage.rewards, result.budgets.tolist(), strict=True)),
         "sigmas": sigmas.tolist(),
         "gains": gains.tolist(),
     }
-    return allocation, measured

@@ -23,6 +23,7 @@ def create(
     training_id: str | None = None,
     stage: int | None = None,
     epoch: int | None = None,
+    reason: str | None = None,
 ) -> Allocation:
     """Store an allocation.
 
@@ -34,7 +35,8 @@ def create(
         profile_id: the profile its gains come from.
         training_id: the training that computed it.
         stage: the training's stage.
-        epoch: the training's epoch.
+        epoch: epochs that the training had finished.
+        reason: why it computed it.
     """
     row = Allocation(
         id=new_id("alloc"),
@@ -43,6 +45,7 @@ def create(
         training_id=training_id,
         stage=stage,
         epoch=epoch,
+        reason=reason,
         method=allocation["method"],
         temperature=allocation["temperature"],
         steps=allocation["steps"],
@@ -81,7 +84,7 @@ def page(
 
 
 def of_training(session: Session, training_id: str) -> Sequence[Allocation]:
-    """Allocations that a training computed, in the order it did; a resumed stage may have several."""
+    """Allocations that a training computed, in the order it did: a refreshed stage has several."""
     query = select(Allocation).where(Allocation.training_id == training_id)
     return session.scalars(query.order_by(Allocation.created_at, Allocation.id)).all()
 

@@ -5,7 +5,7 @@ import pytest
 from api.trainings.estimates import training_work
 from recast_engine.config import TrainingConfig, load
 from recast_engine.prompts import parse_prompts
-from store.repositories import allocations, artifacts, attempts, jobs, trainings
+from store.repositories import allocations, artifacts, attempts, jobs, profiles, trainings
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
@@ -53,6 +53,7 @@ def test_a_training_is_a_queued_job_with_everything_resolved(service, training):
             "budgets": budgets,
             "epochs": 2,
             "method": "recast",
+            "refresh": "frozen",
             "profile": None,
             "allocation": None,
             "allocations": [],
@@ -91,13 +92,15 @@ def test_stages_show_the_profiles_and_allocations_they_trained_with(service, sta
                 training_id=job,
                 stage=0,
                 epoch=epoch,
+                reason=reason,
             ).id
-            for epoch in (0, 1)
+            for epoch, reason in ((0, "start of the stage"), (1, "every 1 epochs"))
         ]
     stage = service.client.get(f"/v1/trainings/{job}").json()["stages"][0]
     assert (stage["profile"], stage["allocation"], stage["allocations"]) == (measured_profile, made[1], made)
     view = service.client.get(f"/v1/allocations/{made[0]}").json()
     assert (view["training"], view["stage"], view["epoch"]) == (job, 0, 0)
+    assert view["reason"] == "start of the stage"
 
 
 def allocate(client, **change):
@@ -145,6 +148,29 @@ def test_a_named_profile_must_cover_the_stage(client, training, measured_profile
             "msg": "the profile did not measure hpsv2",
         }
     ]
+
+
+def test_a_refresh_policy_is_kept_and_counted(service, training, measured_profile):
+    stage = training["stages"][0]
+    frozen = service.client.post("/v1/trainings/estimate", json=training).json()
+    stage["allocation"] = {"refresh": "on_drift", "refresh_share": 0.05}
+    refreshed = service.client.post("/v1/trainings/estimate", json=training).json()
+    epochs = 2 * 4 * (4 + 2 * 3)  # 4 images: 4 steps to draw, 2 timesteps by 3 velocities to train
+    assert refreshed["model_evaluations"] - frozen["model_evaluations"] == int(0.05 * epochs)
+    job = service.client.post("/v1/trainings", json=training).json()["id"]
+    (view,) = service.client.get(f"/v1/trainings/{job}").json()["stages"]
+    assert (view["refresh"], view["allocations"]) == ("on_drift", [])
+    stage["allocation"] = {"refresh": "every_n", "method": "static"}
+    answer = service.client.post("/v1/trainings", json=training)
+    assert answer.status_code == 422
+    assert any("static weighting" in error["msg"] for error in answer.json()["errors"])
+    with service.write() as session, session.begin():
+        row = profiles.get(session, measured_profile)
+        row.extra = row.extra | {"config": {"kind": "external_proposal"}}
+    stage["allocation"] = {"refresh": "on_drift", "profile": measured_profile}
+    (error,) = service.client.post("/v1/trainings", json=training).json()["errors"]
+    assert error["loc"] == ["body", "stages", 0, "allocation", "profile"]
+    assert "self-tilted" in error["msg"]
 
 
 def test_starting_from_an_adapter_keeps_its_shape(client, training, adapter):
@@ -228,12 +254,13 @@ def test_the_estimate_counts_epochs_and_the_stages_profile(client, training, job
     training["optimizer"] = {"timesteps_per_image": 2, "kl_weight": 0}
     estimate = client.post("/v1/trainings/estimate", json=training).json()
     # An epoch: 2 prompts of 2 images, 4 steps to draw, 2 timesteps by 2 velocities: 4 * (4 + 4) = 32.
-    # The profile: all 4 prompts of 2 images; one inner level 1 - 2^-1.5 = 0.646 of 4 steps = 3: 8 * 7 = 56.
+    # The profile: all 4 prompts of 2 images; one inner level 1 - 2^-1.5 = 0.646 of 4 steps = 3, and the
+    # anchor, 4 steps from pure noise: 8 * (4 + 3 + 4) = 88.
     # Grids of the 4 prompts, 10 steps: before the first epoch and after the fifth and last.
-    assert estimate["model_evaluations"] == 5 * 32 + 56 + 2 * 4 * 10
+    assert estimate["model_evaluations"] == 5 * 32 + 88 + 2 * 4 * 10
     # Stage 1 trains on the one text prompt: 12 images, one reward. Stage 2: 8 images, 6 rewards over 4
-    # prompts; its profile scores 8 images and 8 rollouts.
-    assert estimate["reward_calls"] == 12 + 12 + 24
+    # prompts; its profile scores 8 images and 16 rollouts.
+    assert estimate["reward_calls"] == 12 + 12 + 36
     assert job_count() == 0
 
 

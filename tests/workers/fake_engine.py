@@ -81,7 +81,10 @@ def _train(request: Any, workdir: Path, observer: Observer, fake: Any) -> Mappin
         observer.phase("profiling", 1)
         observer.finding("stage", {"stage": 0, "status": "started"})
         observer.finding("profile", {"stage": 0, "profile": PROFILE})
-        observer.finding("allocation", {"stage": 0, "epoch": 0, "profile_stage": 0, "allocation": ALLOCATION})
+        observer.finding(
+            "allocation",
+            {"stage": 0, "epoch": 0, "reason": "start", "profile_stage": 0, "allocation": ALLOCATION},
+        )
         observer.advance(1)
     observer.phase("training", epochs)
     observer.advance(first)

@@ -132,12 +132,13 @@ def test_an_allocation_finds_the_profile_of_an_earlier_attempt(service: Service)
     first, held = reporter(service)
     first.handle(event("finding", kind="profile", payload={"stage": 0, "profile": PROFILE}))
     second = Reporter(service.runtime, steal(service, held.job_id))
-    payload = {"stage": 0, "epoch": 4, "profile_stage": 0, "allocation": ALLOCATION}
+    payload = {"stage": 0, "epoch": 4, "reason": "drift", "profile_stage": 0, "allocation": ALLOCATION}
     second.handle(event("finding", kind="allocation", payload=payload))
     with service.runtime.sessions() as session:
         (profile,) = jobs.children(session, held.job_id)
         (row,) = allocations.of_training(session, held.job_id)
     assert (row.profile_id, row.epoch, row.budgets) == (profile.id, 4, {"geneval": 0.75, "ocr": 0.25})
+    assert row.reason == "drift"
     assert profile.config["rewards"] == ["geneval", "ocr"]
     assert profile.status == "succeeded"
 
@@ -183,12 +184,48 @@ def test_a_stored_allocation_is_used_and_not_stored_again(service: Service) -> N
     request = (workdir_of(service.runtime, held) / "request.json").read_text()
     assert stored.id in request
     assert '"matrix": [[0.7, 0.8], [0.3, 0.2]]' in request
-    payload = {"stage": 0, "epoch": 0, "profile_stage": None, "allocation": ALLOCATION}
+    facts = {"stage": 0, "epoch": 0, "reason": "named"}
+    payload = {**facts, "profile_stage": None, "allocation": ALLOCATION}
     Reporter(service.runtime, held).handle(event("finding", kind="allocation", payload=payload))
     with service.runtime.sessions() as session:
         assert allocations.of_training(session, held.job_id) == []
     finding = service.events(held.job_id, "finding")[-1].data
-    assert finding == {"kind": "allocation", "stage": 0, "epoch": 0, "allocation": stored.id}
+    assert finding == {"kind": "allocation", **facts, "allocation": stored.id}
+
+
+def test_refreshed_allocations_are_stored_in_order_and_once(service: Service) -> None:
+    """Each with the profile it rests on; epochs that a resumed attempt repeats add nothing."""
+    config = {
+        "model": "miniature",
+        "prompt_set": "pset_test",
+        "seed": 0,
+        "stages": [{"budgets": {"ocr": 1.0}, "epochs": 9, "allocation": {"profile": None}}],
+    }
+    held = claim(service, service.submit_config("training", config, publish=False))
+    later = {**PROFILE, "curves": {"ocr": {"divergence": [0.0, 0.1]}}}
+    moved = {**ALLOCATION, "matrix": [[0.8, 0.7], [0.2, 0.3]]}
+
+    def tell(report: Reporter, epoch: int, reason: str, profile: Any, allocation: Any) -> None:
+        payload = {"stage": 0, "epoch": epoch, "profile": profile}
+        report.handle(event("finding", kind="profile", payload=payload))
+        payload = {"stage": 0, "epoch": epoch, "reason": reason, "profile_stage": 0, "allocation": allocation}
+        report.handle(event("finding", kind="allocation", payload=payload))
+
+    first = Reporter(service.runtime, held)
+    tell(first, 0, "start of the stage", PROFILE, ALLOCATION)
+    tell(first, 4, "drift of ocr (p = 1e-05)", later, moved)
+    again = Reporter(service.runtime, steal(service, held.job_id))
+    tell(again, 4, "drift of ocr (p = 1e-05)", later, moved)
+    tell(again, 8, "drift of ocr (p = 0.001)", later, ALLOCATION)
+    with service.runtime.sessions() as session:
+        rows = allocations.of_training(session, held.job_id)
+        measured = jobs.children(session, held.job_id)
+    assert [row.epoch for row in rows] == [0, 4, 8]
+    assert [row.profile_id for row in rows] == [job.id for job in measured]
+    assert rows[1].reason == "drift of ocr (p = 1e-05)"
+    events = [row.data for row in service.events(held.job_id, "finding") if row.data["kind"] == "allocation"]
+    assert [data["allocation"] for data in events] == [rows[0].id, rows[1].id, rows[1].id, rows[2].id]
+    assert events[-1]["reason"] == "drift of ocr (p = 0.001)"
 
 
 def test_a_request_for_something_that_is_gone_fails_the_job(service: Service) -> None:

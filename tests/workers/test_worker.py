@@ -52,13 +52,15 @@ def test_training_from_message_to_adapter(any_service: Service) -> None:
         assert profiles.get(session, profile.id, service.workspace).levels == [1.0, 0.5, 0.0]
         (adapter,), _ = adapters.page(session, service.workspace, training_id=job_id)
         assert (adapter.rank, adapter.alpha, adapter.final, adapter.epoch) == (4, 8.0, True, 3)
+        made = {"id": allocation.id, "epoch": 0, "reason": "start", "profile": profile.id}
+        stage = {"budgets": {"geneval": 0.75, "ocr": 0.25}, "epochs": 3, "allocation": allocation.id}
         assert adapter.provenance == {
             "training": job_id,
             "model": "miniature",
             "prompt_set": "pset_test",
             "adapter": None,
             "seed": 1,
-            "stages": [{"budgets": {"geneval": 0.75, "ocr": 0.25}, "epochs": 3, "allocation": allocation.id}],
+            "stages": [{**stage, "allocations": [made]}],
         }
         file = adapters.artifact(session, adapter)
         with service.runtime.artifacts.open(file.key) as stored:
