@@ -56,10 +56,10 @@ class Position:
     stage: int = 0
     allocations: tuple[Mapping[str, Any], ...] = ()
     baseline: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    refresh: Mapping[str, Any] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     kept: tuple[Kept, ...] = ()
     dropped: tuple[str, ...] = ()
+    refresh: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> Position:

@@ -176,7 +176,7 @@ class Refresher:
         epoch: int,
         observer: Observer,
     ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int]:
-        """(R, N) scores of rollouts of images ``rows`` from inner ``levels``, and the number of reward calls."""
+        """(R, N) scores of rollouts of images ``rows`` from inner ``levels``, and the reward calls made."""
         sigmas = [self.reference.levels[1 + level] for level in levels]
         rng = np.random.default_rng([self.config.seed, _REFRESH, epoch, 0])
         seeds = rng.integers(0, 2**31, (2, len(rollouts.groups)))[:, list(rows)].tolist()
