@@ -153,7 +153,8 @@ def test_an_attempt_that_comes_to_the_same_leaves_nothing_twice(service: Service
         if attempt:
             report = Reporter(service.runtime, steal(service, held.job_id))
         report.handle(event("finding", kind="profile", payload={"stage": 0, "profile": PROFILE}))
-        payload = {"stage": 0, "epoch": 0, "profile_stage": 0, "allocation": ALLOCATION}
+        facts = {"stage": 0, "epoch": 0, "reason": "start"}
+        payload = {**facts, "profile_stage": 0, "allocation": ALLOCATION}
         report.handle(event("finding", kind="allocation", payload=payload))
         report.handle(file_event(path, "adapter", **meta))
     findings = [row.data for row in service.events(held.job_id, "finding")]
