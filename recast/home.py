@@ -66,7 +66,7 @@ class Home:
             character for character in str(self.root) if character in _UNFIT or not character.isprintable()
         ]:
             raise RecastError(
-                f"the home folder's path must not contain {unfit[0]!r}, which the addresses of the broker and the "
+                f"the home folder's path must not contain {unfit[0]!r}, which the addresses of broker and "
                 f"database cannot carry: {str(self.root)!r}; choose another with --home"
             )
         try:

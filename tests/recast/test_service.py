@@ -139,7 +139,7 @@ def test_a_home_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["what?", "number#1", "100%20", "two\nlines"])
 def test_a_home_whose_path_no_address_can_carry_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RecastError, match="must not contain.*choose another with --home"):
+    with pytest.raises(RecastError, match=r"must not contain.*choose another with --home"):
         Home(tmp_path / name).create()
     assert not (tmp_path / name).exists()
 
