@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
 MAX_STEPS = 1000
@@ -258,6 +258,11 @@ class StageAllocation:
         return self
 
 
+def _named_or_made(allocation: Any) -> str:
+    """Which of the two it is meant to be, so that a client hears what is wrong with that one alone."""
+    return "id" if isinstance(allocation, str) else "StageAllocation"
+
+
 @dataclass(frozen=True, config=STRICT)
 class StageConfig:
     """One training stage: what matters, for how long, and timed by which allocation.
@@ -268,7 +273,10 @@ class StageConfig:
 
     budgets: Budgets
     epochs: Annotated[int, Field(ge=1, le=100_000)]
-    allocation: str | StageAllocation = Field(
+    allocation: Annotated[
+        Annotated[str, Tag("id")] | Annotated[StageAllocation, Tag("StageAllocation")],
+        Discriminator(_named_or_made),
+    ] = Field(
         default_factory=StageAllocation,
         description="id of a stored allocation, which is never refreshed, or how to make one",
     )

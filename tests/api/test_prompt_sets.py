@@ -18,7 +18,8 @@ def test_counts_by_tag_and_what_each_reward_can_use(client, prompt_set):
     assert (view["name"], view["count"], view["builtin"]) == ("four", 4, False)
     assert view["tags"] == {"shape": 2, "text": 1, "untagged": 1}
     assert view["usable"] == {
-        "clipscore": 4, "hpsv2": 4, "pickscore": 4, "geneval": 2, "ocr": 1, "aesthetic": 4,
+        "clipscore": 4, "hpsv2": 4, "pickscore": 4, "geneval": 2, "ocr": 1, "jpeg_size": 4,
+        "aesthetic": 4, "imagereward": 4, "hpsv3": 4, "unifiedreward": 4,
     }  # fmt: skip
 
 
