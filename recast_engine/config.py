@@ -182,7 +182,10 @@ class SamplingConfig:
     """How training images are drawn from the old policy."""
 
     steps: Steps = 25
-    solver: Literal["dpm2", "euler"] = "dpm2"
+    solver: Annotated[
+        Literal["ab2", "dpm2", "euler"],
+        Field(description="ab2: Adams-Bashforth in sigma; dpm2: DPM-Solver++(2M), the reference's; euler"),
+    ] = "ab2"
     shift: Annotated[float, Field(gt=0.0, le=100.0)] | None = None  # None: the model's own
     prompts_per_epoch: Annotated[int, Field(ge=1, le=4096)] = 48
     images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 24

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -66,26 +67,67 @@ def _error(solver: Solver, steps: int) -> float:
     return float((end - (MEAN + SPREAD * noise)).abs().mean())
 
 
-@pytest.mark.parametrize(("solver", "order"), [("euler", 1.0), ("dpm2", 2.0)])
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1.0), ("ab2", 2.0)])
 def test_order_of_convergence(solver: Solver, order: float) -> None:
     errors = [_error(solver, steps) for steps in (20, 40, 80)]
     orders = np.log2(np.divide(errors[:-1], errors[1:]))
     np.testing.assert_allclose(orders, order, atol=0.15)
 
 
-def test_dpm2_is_better_on_the_schedulers_own_levels() -> None:
+def test_ab2_is_better_on_the_schedulers_own_levels() -> None:
     backbone = GaussianBackbone(pixels=2000)
     noise = initial_noise(backbone, [5])
     conditioning = backbone.encode_prompts([""])
     exact = MEAN + SPREAD * noise
     errors = {
         solver: (integrate(backbone, noise, backbone.sigmas(10), conditioning, solver) - exact).abs().mean()
-        for solver in ("euler", "dpm2")
+        for solver in ("euler", "ab2", "dpm2")
     }
-    assert errors["dpm2"] < 0.25 * errors["euler"]
+    assert errors["ab2"] < 0.25 * min(errors["euler"], errors["dpm2"])
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_dpm2_is_of_second_order_in_log_snr() -> None:
+    """Between levels where log-SNR is finite, in equal steps of it."""
+    backbone = GaussianBackbone(pixels=2000)
+    conditioning = backbone.encode_prompts([""])
+    start = initial_noise(backbone, [5])
+
+    def end(steps: int) -> Tensor:
+        levels = torch.sigmoid(torch.linspace(3.0, -3.0, steps + 1, dtype=torch.float64))
+        return integrate(backbone, start, levels, conditioning, "dpm2")
+
+    exact = end(1000)
+    errors = [float((end(steps) - exact).abs().mean()) for steps in (20, 40, 80)]
+    np.testing.assert_allclose(np.log2(np.divide(errors[:-1], errors[1:])), 2.0, atol=0.25)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+def test_dpm2_is_diffusers_dpm_solver(steps: int) -> None:
+    """Step by step on the same levels; theirs also falls back to first order where log-SNR is infinite."""
+    backbone = GaussianBackbone(pixels=500, shift=3.0)
+    conditioning = backbone.encode_prompts([""])
+    levels = backbone.sigmas(steps)
+    theirs = DPMSolverMultistepScheduler(
+        algorithm_type="dpmsolver++",
+        solver_order=2,
+        solver_type="midpoint",
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        final_sigmas_type="zero",
+        euler_at_final=True,
+    )
+    theirs.set_timesteps(steps)
+    theirs.sigmas, theirs.timesteps = levels, levels[:-1] * 1000
+    theirs.set_begin_index(0)
+    latents = initial_noise(backbone, [5])
+    ours = integrate(backbone, latents, levels, conditioning, "dpm2")
+    for level, timestep in zip(levels[:-1], theirs.timesteps, strict=True):
+        velocity = backbone.velocity(latents, level.float().expand(1), conditioning)
+        latents = theirs.step(velocity, timestep, latents).prev_sample
+    torch.testing.assert_close(ours, latents.float(), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("solver", ["euler", "ab2", "dpm2"])
 def test_one_step_is_exact_for_the_mean(solver: Solver) -> None:
     backbone = GaussianBackbone(pixels=3)
     noise = initial_noise(backbone, [5])
@@ -93,7 +135,7 @@ def test_one_step_is_exact_for_the_mean(solver: Solver) -> None:
     np.testing.assert_allclose(end, MEAN, atol=1e-6)  # x1 - v(x1, 1) = E[x0]
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+@pytest.mark.parametrize("solver", ["euler", "ab2", "dpm2"])
 def test_an_image_can_be_drawn_again_alone(tiny_pipeline: Path, solver: Solver) -> None:
     backbone = SD3Backbone.from_pretrained(tiny_pipeline, id="tiny")
     conditioning = backbone.encode_prompts(["a", "b", "c", "d", "e"])
