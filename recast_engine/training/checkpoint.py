@@ -24,7 +24,7 @@ from torch import Tensor
 from recast_engine.errors import CheckpointError, NonFinite
 from recast_engine.training.adapters import POLICY, TRAINING_ADAPTERS, AdapterSet
 from recast_engine.training.guards import Watch
-from recast_engine.training.retention import Kept
+from recast_engine.training.retention import Kept, checkpoint_name
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 FORMAT = 2
@@ -106,11 +106,6 @@ class Checkpoint:
     def bytes(self) -> int:
         """Size of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-def checkpoint_name(epoch: int) -> str:
-    """``epoch-000010``."""
-    return f"epoch-{epoch:06d}"
 
 
 def capture(

@@ -50,6 +50,10 @@ class Devices:
                 dist.all_reduce(values)
         return values
 
+    def total(self, count: int) -> int:
+        """Sum of ``count`` over the ranks. Raises DeviceLost."""
+        return int(self.add(torch.tensor(count)))
+
     def join(self, own: Tensor, count: int) -> Tensor:
         """All ranks' rows (count, ...) from each one's rows ``share(count)``. Raises DeviceLost."""
         if self.size == 1:

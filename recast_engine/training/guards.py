@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recast_engine.config import CollapseGuardConfig
+from recast_engine.errors import Collapsed
+from recast_engine.training.retention import Kept
 
 PIXEL_RANGE = 255.0
 
@@ -71,3 +74,15 @@ def watch_epoch(
     if objective <= 0:
         reasons = []
     return replace(watch, doubts=watch.doubts + 1 if reasons else 0), reasons
+
+
+def collapsed(
+    config: CollapseGuardConfig, reasons: Sequence[str], epoch: int, best: Kept | None
+) -> Collapsed:
+    """The error that pauses a training after ``epoch``; ``best``: the best checkpoint kept."""
+    kept = "none was good" if best is None else f"{best.name} is the best kept"
+    return Collapsed(
+        f"paused after epoch {epoch}: for {config.epochs} epochs the objective was above its start while "
+        f"{' and '.join(reasons)}; of the checkpoints {kept}. Resume to go on all the same, or train anew "
+        "with a higher kl_weight or a lower learning_rate"
+    )

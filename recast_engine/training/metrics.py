@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from recast_engine.backbones.base import Backbone
 from recast_engine.config import OptimizerConfig
+from recast_engine.observer import Observer
 from recast_engine.rewards.base import Scores
 from recast_engine.training.advantages import advantage_scales, usable_samples
 from recast_engine.training.rollouts import Rollouts
@@ -15,6 +18,27 @@ from recast_engine.training.stages import Stage
 from recast_engine.training.update import UpdateReport
 
 Baseline = Mapping[str, tuple[float, float]]
+
+
+class Meter:
+    """What a piece of work costs on this device, from when the meter is made."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._before, self._started = backbone.evaluations, time.perf_counter()
+
+    @property
+    def evaluations(self) -> int:
+        """Model evaluations so far."""
+        return self._backbone.evaluations - self._before
+
+    def report(self, observer: Observer, reward_calls: int = 0) -> None:
+        """Add the work to the job's cost."""
+        observer.cost(
+            model_evaluations=self.evaluations,
+            reward_calls=reward_calls,
+            device_seconds=time.perf_counter() - self._started,
+        )
 
 
 def extend_baseline(baseline: Baseline, scores: Scores) -> dict[str, tuple[float, float]]:

@@ -16,6 +16,11 @@ COPIES = 2
 SPARE_BYTES = 64 * 2**20
 
 
+def checkpoint_name(epoch: int) -> str:
+    """``epoch-000010``."""
+    return f"epoch-{epoch:06d}"
+
+
 @dataclass(frozen=True)
 class Kept:
     """A checkpoint that is kept.
@@ -28,6 +33,11 @@ class Kept:
     epoch: int
     stage: int
     objective: float | None
+
+    @property
+    def name(self) -> str:
+        """``epoch-000010``."""
+        return checkpoint_name(self.epoch)
 
 
 def retain(found: Sequence[Kept], config: RetentionConfig) -> tuple[tuple[Kept, ...], tuple[Kept, ...]]:

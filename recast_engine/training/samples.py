@@ -12,10 +12,33 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recast_engine.backbones.base import Backbone
+from recast_engine.backbones.catalogue import model_info
 from recast_engine.backbones.sampling import sample
 from recast_engine.prompts import Prompt
+from recast_engine.training.adapters import EMA
+from recast_engine.training.metrics import Meter
+from recast_engine.training.state import TrainingState
 
 GRID_IMAGES = 16
+
+
+def draw_samples(state: TrainingState) -> None:
+    """Draw and report the grid of ``state``'s position, with the adapter as it would be exported."""
+    if not state.devices.leads:
+        return
+    meter = Meter(state.backbone)
+    name = f"epoch-{state.position.epoch:06d}.png"
+    path = state.workdir / "samples" / name
+    with state.adapters.using(EMA):
+        facts = draw_grid(
+            state.backbone,
+            fixed_choice(state.prompts, state.config.seed),
+            steps=model_info(state.config.model).default_steps,
+            batch_size=state.config.sampling.batch_size,
+            path=path,
+        )
+    meter.report(state.observer)
+    state.observer.file("samples", name, path, {"epoch": state.position.epoch, **facts})
 
 
 def fixed_choice(prompts: Sequence[Prompt], seed: int) -> list[tuple[str, int]]:

@@ -147,9 +147,9 @@ def test_old_checkpoints_are_deleted_and_their_deletion_reported(
     _train(backbone, config, tmp_path / "b", second, resume_from=newest)
     objectives = {epoch: values["objective"] for epoch, values in (first.history | second.history).items()}
     best_epoch = max(objectives, key=lambda epoch: objectives[epoch])
-    everything = {checkpoints.checkpoint_name(epoch) for epoch in range(1, 7)}
+    everything = {retention.checkpoint_name(epoch) for epoch in range(1, 7)}
     stored = everything - {name for kind, name in [*first.discards, *second.discards]}
-    assert stored == {checkpoints.checkpoint_name(epoch) for epoch in {3, 6, best_epoch}}
+    assert stored == {retention.checkpoint_name(epoch) for epoch in {3, 6, best_epoch}}
     here = {path.name for path in (tmp_path / "b" / "checkpoints").iterdir()}
     assert here == {name for name in stored if name > "epoch-000003"}
 
