@@ -1,19 +1,22 @@
 """What a profile costs and how far to trust it: against closed forms, and against the published scheme.
 
     python benchmarks/profiling.py mixture                    both estimators against the analytic mixture
-    python benchmarks/profiling.py pool FOLDER [--dense]      raw scores of the miniature, kept and continued
+    python benchmarks/profiling.py pool FOLDER [--dense] [--proposals]   raw scores of the miniature, kept
     python benchmarks/profiling.py miniature DENSE OURS       evaluations for an allocation, from two pools
 
 A pool is measured once and subsampled afterwards. `pool DENSE --dense` measures all 25 levels of a 25-step
 sampler with 25-step sampling, as the published scheme does and as a long-run truth needs: per image about 360
 model evaluations and 26 scored images (6 s of one core, so 1,000 images take 1.6 h). `pool OURS --steps 10
 --seed 1` is this project's way: 9 levels, 10-step sampling, 66 evaluations and 9 scored images (1.5 s).
+`--proposals` starts the rollouts from images of an external generator: the renderer that the miniature learnt
+from, which draws every prompt faultlessly. A pool goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +33,7 @@ from recast_engine.backbones.catalogue import flow_sigmas
 from recast_engine.backbones.load import load_backbone
 from recast_engine.backbones.sampling import denoise_stochastic
 from recast_engine.config import EstimatorConfig
+from recast_engine.miniature.world import parse, render
 from recast_engine.profiling import renyi_self_tilted
 from recast_engine.profiling.curves import estimate_curve
 from recast_engine.profiling.estimator import jackknife, proposal_moments
@@ -124,6 +128,23 @@ def training_prompts() -> list[Prompt]:
     return parse_prompts(miniature.prompt_file("train").read_text(encoding="utf-8"))
 
 
+class Renderer:
+    """The miniature's own world as an external generator: the same prompt and number, the same image."""
+
+    bought = 0
+
+    def __init__(self, images: int):
+        self.count = images
+
+    def images(self, prompt: Prompt) -> NDArray[np.uint8]:
+        """uint8 (count, H, W, 3)."""
+        scene = parse(prompt.prompt)
+        drawn = (
+            render(scene, random.Random(f"{prompt.prompt}/{number}")) for number in range(self.count)
+        )
+        return np.stack([np.asarray(image, dtype=np.uint8) for image in drawn])
+
+
 def pool(arguments: argparse.Namespace) -> None:
     """Measure one image of every prompt after another and keep the raw scores; goes on where it stopped."""
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -136,11 +157,13 @@ def pool(arguments: argparse.Namespace) -> None:
     backbone, scorer = load_backbone("miniature"), load_scorer(REWARDS, "miniature")
     counts = (arguments.rollouts,) * (len(levels) - 1)
     for image in range(arguments.images):
-        whole = Work(0, 0, tuple(range(len(prompts))), (image, image + 1), counts)
+        columns = (image, image + 1)
+        whole = Work(0, 0, tuple(range(len(prompts))), columns, counts, external=arguments.proposals)
         for part in plan.split(whole, len(prompts)):
             path = arguments.folder / f"image{image:03}-part{part.shard:03}.safetensors"
             if not path.exists():
-                measure_work(backbone, scorer, prompts, plan, part).save(path)
+                proposals = Renderer(image + 1)
+                measure_work(backbone, scorer, prompts, plan, part, proposals=proposals).save(path)
                 print(path.name, flush=True)
 
 
@@ -280,6 +303,7 @@ def main() -> None:
     command = commands.add_parser("pool", help="measure and keep raw scores of the miniature")
     command.add_argument("folder", type=Path)
     command.add_argument("--dense", action="store_true", help="all levels of a sampler of --steps steps")
+    command.add_argument("--proposals", action="store_true", help="rollouts from the renderer's images")
     command.add_argument("--levels", type=int, default=9)
     command.add_argument("--steps", type=int, default=25)
     command.add_argument("--rollouts", type=int, default=1)
