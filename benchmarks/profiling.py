@@ -139,9 +139,7 @@ class Renderer:
     def images(self, prompt: Prompt) -> NDArray[np.uint8]:
         """uint8 (count, H, W, 3)."""
         scene = parse(prompt.prompt)
-        drawn = (
-            render(scene, random.Random(f"{prompt.prompt}/{number}")) for number in range(self.count)
-        )
+        drawn = (render(scene, random.Random(f"{prompt.prompt}/{number}")) for number in range(self.count))
         return np.stack([np.asarray(image, dtype=np.uint8) for image in drawn])
 
 

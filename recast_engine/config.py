@@ -126,6 +126,9 @@ class AdaptiveConfig:
         return self
 
 
+Cleanup = Literal["smooth", "isotonic"]
+
+
 @dataclass(frozen=True, config=STRICT)
 class EstimatorConfig:
     """How a Rényi profile is measured (METHOD section 4).
@@ -139,6 +142,8 @@ class EstimatorConfig:
         anchor: roll out from pure noise too, with the other levels' random numbers. The divergence there is
             known to be 0, so what is measured is noise, and the other levels' share of it is taken off; for
             alpha = 2.
+        cleanup: how the raw curve is made monotone, as theory demands: ``smooth`` takes the smoothest curve that
+            its errors allow, ``isotonic`` the nearest one, a staircase.
         adaptive: measure in rounds; None: in one, of ``rollouts`` at every level.
     """
 
@@ -153,6 +158,7 @@ class EstimatorConfig:
     advantage_clip: Annotated[
         float, Field(gt=0.0, le=1e6, description="A_max of the optimality; take the training's")
     ] = 5.0
+    cleanup: Cleanup = "smooth"
     proposals: ProposalConfig | None = None
     adaptive: AdaptiveConfig | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from recast_engine.config import dump
@@ -35,20 +37,18 @@ def profile_from_scores(plan: Plan, table: ScoreTable) -> Profile:
 def reward_curve(plan: Plan, table: ScoreTable, index: int) -> Curve:
     """The curve of reward number ``index``, by the plan's estimator. Raises RewardFailure."""
     clean, rollouts, anchor = table.clean[index], table.rollouts[index, :-1], table.rollouts[index, -1]
-    alpha, clip = plan.estimator.alpha, plan.estimator.advantage_clip
-    rng = np.random.default_rng(plan.seed)
+    settings: dict[str, Any] = {
+        "levels": plan.levels,
+        "alpha": plan.estimator.alpha,
+        "advantage_clip": plan.estimator.advantage_clip,
+        "rng": np.random.default_rng(plan.seed),
+        "anchor": anchor,
+        "cleanup": plan.estimator.cleanup,
+    }
     try:
         if plan.estimator.kind == "external_proposal":
-            return estimate_proposal_curve(
-                clean,
-                table.proposals[index],
-                rollouts,
-                alpha=alpha,
-                advantage_clip=clip,
-                rng=rng,
-                anchor=anchor,
-            )
-        return estimate_curve(clean, rollouts, alpha=alpha, advantage_clip=clip, rng=rng, anchor=anchor)
+            return estimate_proposal_curve(clean, table.proposals[index], rollouts, **settings)
+        return estimate_curve(clean, rollouts, **settings)
     except RewardFailure as error:
         failed = int(table.failed[index])
         raise RewardFailure(f"reward {plan.rewards[index]!r}: {error} ({failed} scores failed)") from None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from recast_engine.config import Cleanup
 from recast_engine.errors import RewardFailure
 from recast_engine.profiling.cleanup import largest_violation, non_increasing
 from recast_engine.profiling.estimator import (
@@ -18,6 +19,7 @@ from recast_engine.profiling.estimator import (
     without_noise_of_proposals,
 )
 from recast_engine.profiling.profile import Curve
+from recast_engine.profiling.smoothing import smooth_non_increasing
 from recast_engine.profiling.uncertainty import Measured, interval
 
 Array = NDArray[np.float64]
@@ -62,12 +64,14 @@ def estimate_curve(
     clean: Array,
     rollouts: Array,
     *,
+    levels: Sequence[float],
     alpha: float,
     advantage_clip: float,
     rng: np.random.Generator,
     anchor: Array | None = None,
+    cleanup: Cleanup = "smooth",
 ) -> Curve:
-    """The curve of one reward over levels 0 < ... < 1, of which both ends need no rollouts.
+    """The curve of one reward over its noise levels, of which both ends need no rollouts.
 
     Intervals rest on a bootstrap that draws prompts with their whole groups, the same for all levels
     (``uncertainty``). Where only one prompt is usable, images are drawn.
@@ -75,6 +79,7 @@ def estimate_curve(
     Args:
         clean: (P, K) scores, NaN where there is none.
         rollouts: (L - 2, P, K, M) scores at the inner levels, ascending.
+        levels: (L,) ascending from 0 to 1.
         rng: draws the bootstrap.
         anchor: (P, K, M) scores of rollouts from pure noise; all NaN or None: there are none. They must have
             the other levels' random numbers, and serve for alpha = 2 (:func:`without_common_noise`).
@@ -85,15 +90,15 @@ def estimate_curve(
 
     def levels_at(clip: float) -> list[Moments]:
         start, later = tilt(clean, rollouts, clip)
-        levels = [np.repeat(start[:, :, None], 2, axis=2)]
-        levels += [np.concatenate([start[:, :, None], level], axis=2) for level in later]
-        measured = _moments_per_level(levels, alpha)
+        pairs = [np.repeat(start[:, :, None], 2, axis=2)]
+        pairs += [np.concatenate([start[:, :, None], level], axis=2) for level in later]
+        measured = _moments_per_level(pairs, alpha)
         if anchor is None or alpha != 2.0 or len(measured[0].numerator) != len(clean):
             return measured
         pure = np.concatenate([start[:, :, None], tilt(clean, anchor[None], clip)[1][0]], axis=2)
-        return without_common_noise(measured, levels, pure)
+        return without_common_noise(measured, pairs, pure)
 
-    return curve_of(Measured.of(levels_at, advantage_clip, clean), rng)
+    return curve_of(Measured.of(levels_at, advantage_clip, clean), levels, rng, cleanup)
 
 
 def estimate_proposal_curve(
@@ -101,10 +106,12 @@ def estimate_proposal_curve(
     proposals: Array,
     rollouts: Array,
     *,
+    levels: Sequence[float],
     alpha: float,
     advantage_clip: float,
     rng: np.random.Generator,
     anchor: Array | None = None,
+    cleanup: Cleanup = "smooth",
 ) -> Curve:
     """The curve of one reward from an external proposal's images (METHOD section 4 (a)).
 
@@ -137,15 +144,22 @@ def estimate_proposal_curve(
         pure = proposal_moments(tilt(clean, anchor[None], clip)[1][0], partition, alpha)
         return without_noise_of_proposals(measured, pure)
 
-    return curve_of(Measured.of(levels_at, advantage_clip, clean), rng)
+    return curve_of(Measured.of(levels_at, advantage_clip, clean), levels, rng, cleanup)
 
 
-def curve_of(measured: Measured, rng: np.random.Generator) -> Curve:
+def curve_of(
+    measured: Measured, levels: Sequence[float], rng: np.random.Generator, cleanup: Cleanup = "smooth"
+) -> Curve:
     """Clean up, and put intervals around, the curve at all levels but pure noise, where D = 0."""
     raw, errors = measured.raw(), measured.standard_errors()
     resampled = np.pad(measured.bootstrap(rng), ((0, 0), (0, 1)))
     ended = np.append(raw, 0.0)
-    cleaned = np.append(non_increasing(raw, errors**2), 0.0)
+    if cleanup == "smooth":
+        units = int(measured.units.sum())
+        fitted = smooth_non_increasing(raw, measured.covariance(), np.array(levels), units)
+    else:
+        fitted = non_increasing(raw, errors**2)
+    cleaned = np.append(fitted, 0.0)
     low, high = interval(ended, measured.reach(resampled), cleaned)
     gain = -np.diff(cleaned)
     gain_low, gain_high = interval(-np.diff(ended), measured.reach(np.diff(resampled, axis=1)), gain)

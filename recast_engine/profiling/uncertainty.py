@@ -109,6 +109,12 @@ class Measured:
         scale[used] = scaled_deviation(spread.log_ratio(*(part.sum() - part[used] for part in parts)))
         return np.array([level.influence() for level in self.levels]) - 0.5 * np.outer(self.slopes, scale)
 
+    def covariance(self) -> Array:
+        """(L, L) of the values' errors, by the jackknife."""
+        influence = self.influence()
+        influence = np.where(np.isfinite(influence), influence, 0.0)
+        return np.asarray(influence @ influence.T)
+
     def survival_errors(self) -> Array:
         """(L,) standard errors of D(sigma) / D(0); 0 where D(0) is."""
         raw = self.raw()

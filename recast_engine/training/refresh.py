@@ -232,7 +232,8 @@ class Refresher:
             running = self.window.running(reward)
             if running is not None and running.enough:
                 rng = np.random.default_rng([self.config.seed, _REFRESH, self.stage.index])
-                curves[reward] = curve_of(running, rng)
+                cleanup = self.reference.config.get("cleanup", "smooth")
+                curves[reward] = curve_of(running, self.window.levels, rng, cleanup)
         if not curves:
             return None
         self.reference = with_curves(self.reference, curves, self.window)

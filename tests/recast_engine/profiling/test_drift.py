@@ -76,6 +76,7 @@ def reference(rng: np.random.Generator, shape: Shape = KINDS["normal"], prompts:
         reward: estimate_curve(
             clean[row],
             rollouts[row][..., None],
+            levels=LEVELS,
             alpha=2.0,
             advantage_clip=CLIP,
             rng=np.random.default_rng(0),
@@ -192,7 +193,7 @@ def test_the_running_curve_tends_to_the_profiles() -> None:
     for row, reward in enumerate(REWARDS):
         found_moments = running.running(reward)
         assert found_moments is not None
-        found = curve_of(found_moments, np.random.default_rng(0))
+        found = curve_of(found_moments, LEVELS, np.random.default_rng(0))
         raw, errors = np.array(found.divergence_raw), np.array(found.survival_error)
         assert np.all(np.abs(raw[1:-1] / raw[0] - TIMING[row]) < 3 * errors[1:-1])
         # within prompts 1.197 of the variance (exp(2 0.3^2)), between them 1: D = log(1 + share / 25)
@@ -270,7 +271,7 @@ def test_only_drifted_curves_are_replaced() -> None:
         running.add(units(rng, epoch, 15, TIMING), epoch)
     found_moments = running.running("late")
     assert found_moments is not None
-    new: Curve = curve_of(found_moments, np.random.default_rng(0))
+    new: Curve = curve_of(found_moments, LEVELS, np.random.default_rng(0))
     mixed = with_curves(profile, {"late": new}, running)
     assert (mixed.curves["early"], mixed.curves["late"]) == (profile.curves["early"], new)
     assert mixed.config["running"] == {"late": [0, 5]}

@@ -33,7 +33,7 @@ def gaussian_scores(rng: np.random.Generator, prompts: int, images: int) -> tupl
 
 def curve_of(clean: np.ndarray, rollouts: np.ndarray, clip: float = 5.0, alpha: float = 2.0) -> Curve:
     rng = np.random.default_rng(0)
-    return estimate_curve(clean, rollouts, alpha=alpha, advantage_clip=clip, rng=rng)
+    return estimate_curve(clean, rollouts, levels=LEVELS, alpha=alpha, advantage_clip=clip, rng=rng)
 
 
 def profile_of(**curves: Curve) -> Profile:
@@ -186,6 +186,7 @@ def test_what_pure_noise_shares_with_the_levels_is_taken_off() -> None:
             curve = estimate_curve(
                 clean,
                 rollouts[:-1],
+                levels=LEVELS,
                 alpha=2.0,
                 advantage_clip=5.0,
                 rng=np.random.default_rng(0),
