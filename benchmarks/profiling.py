@@ -1,42 +1,39 @@
-"""What a profile costs and how far to trust it: against closed forms, and against the published scheme.
+"""Model evaluations until an allocation is right: this project's profile against the published scheme.
 
-    python benchmarks/profiling.py mixture                    both estimators against the analytic mixture
-    python benchmarks/profiling.py pool FOLDER [--dense] [--proposals]   raw scores of the miniature, kept
-    python benchmarks/profiling.py miniature DENSE OURS       evaluations for an allocation, from two pools
+    python benchmarks/profiling.py pool DENSE --dense                  raw scores of the miniature, kept
+    python benchmarks/profiling.py pool EXTERNAL --dense --proposals --seed 2000
+    python benchmarks/profiling.py pool OURS --steps 10 --seed 1
+    python benchmarks/profiling.py report DENSE EXTERNAL OURS
 
-A pool is measured once and subsampled afterwards. `pool DENSE --dense` measures all 25 levels of a 25-step
-sampler with 25-step sampling, as the published scheme does and as a long-run truth needs: per image about 360
-model evaluations and 26 scored images (6 s of one core, so 1,000 images take 1.6 h). `pool OURS --steps 10
---seed 1` is this project's way: 9 levels, 10-step sampling, 66 evaluations and 9 scored images (1.5 s).
-`--proposals` starts the rollouts from images of an external generator: the renderer that the miniature learnt
-from, which draws every prompt faultlessly. A pool goes on where it stopped.
+A pool is measured once, subsampled afterwards, and goes on where it stopped. DENSE holds all 25 levels of a
+25-step sampler with 25-step sampling, as the published scheme measures and as the long-run truth needs: per
+image about 360 model evaluations and 26 scored images (2 to 6 s of one core). OURS is this project's way: 9
+levels and 10-step sampling, 66 evaluations and 9 scored images. EXTERNAL is the published scheme proper: its
+rollouts start from an external generator's images, here the renderer that the miniature learnt from, which
+draws every prompt faultlessly.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from mixture import Mixture, MixtureBackbone
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
-from scipy.special import stdtrit
 
 from recast_engine import miniature
 from recast_engine.allocation import allocate
 from recast_engine.backbones.catalogue import flow_sigmas
 from recast_engine.backbones.load import load_backbone
-from recast_engine.backbones.sampling import denoise_stochastic
-from recast_engine.config import EstimatorConfig
+from recast_engine.config import Cleanup, EstimatorConfig
 from recast_engine.miniature.world import parse, render
-from recast_engine.profiling import renyi_self_tilted
-from recast_engine.profiling.curves import estimate_curve
-from recast_engine.profiling.estimator import jackknife, proposal_moments
+from recast_engine.profiling import Curve
+from recast_engine.profiling.curves import estimate_curve, estimate_proposal_curve
 from recast_engine.profiling.levels import noise_levels, rollout_steps
 from recast_engine.profiling.measure import measure_work
 from recast_engine.profiling.plan import Plan, Work
@@ -49,78 +46,7 @@ Array = NDArray[np.float64]
 REWARDS = ("clipscore", "hpsv2", "pickscore", "geneval", "ocr")
 WANTED = 0.05
 SPLITS = 10
-LEAST_SPREAD = 1e-12
-
-
-def rollouts(world: Mixture, clean: Array, sigma: float, steps: int, rng: np.random.Generator) -> Array:
-    """One stochastic rollout of each of ``clean`` from noise level ``sigma``."""
-    backbone = MixtureBackbone(world, clean.size)
-    noised = (1 - sigma) * clean + sigma * rng.normal(size=clean.shape)
-    start = torch.from_numpy(noised.reshape(1, 1, 1, -1)).float()
-    seed = int(rng.integers(2**31))
-    drawn = denoise_stochastic(backbone, start, sigma, backbone.encode_prompts([""]), [seed], steps=steps)
-    return drawn.double().numpy().reshape(clean.shape)
-
-
-def mixture(arguments: argparse.Namespace) -> None:
-    """Both estimators at equal model evaluations: error, bias by standard deviation, coverage."""
-    world, steps, prompts, images = Mixture(), arguments.steps, 48, 8
-    biased = Mixture((1.0,), (0.8,), 0.8)
-    print(f"{arguments.repeats} profiles of {prompts} x {images} images, {steps} steps, alpha 2")
-    print(
-        f"{'sigma':>6}{'D':>8}  {'estimator':<34}{'evaluations':>12}{'rms error':>11}{'bias/sd':>9}"
-        f"{'cover':>8}"
-    )
-    for sigma in (0.3, 0.6, 0.85):
-        exact = world.divergence(sigma)
-        evaluations = prompts * images * (steps + rollout_steps(sigma, steps))
-        for name, values in {
-            "self-tilted": _self_tilted(world, sigma, arguments, prompts, images),
-            "external, the positive policy": _external(
-                world, world.positive_policy(), sigma, arguments, prompts, images
-            ),
-            "external, another proposal": _external(world, biased, sigma, arguments, prompts, images),
-        }.items():
-            estimates, reach = values
-            error = estimates - exact
-            bias = error.mean() / max(estimates.std(), LEAST_SPREAD)
-            print(
-                f"{sigma:>6}{exact:>8.4f}  {name:<34}{evaluations:>12}{np.sqrt((error**2).mean()):>11.4f}"
-                f"{bias:>9.2f}{np.mean(np.abs(error) <= reach):>8.3f}"
-            )
-
-
-def _self_tilted(
-    world: Mixture, sigma: float, arguments: argparse.Namespace, prompts: int, images: int
-) -> tuple[Array, Array]:
-    rng = np.random.default_rng(0)
-    clean = world.draw(rng, (arguments.repeats, prompts, images))
-    again = rollouts(world, clean, sigma, rollout_steps(sigma, arguments.steps), rng)
-    pairs = zip(world.optimality(clean), world.optimality(again), strict=True)
-    found = [renyi_self_tilted(first, second) for first, second in pairs]
-    reach = [estimate.interval()[1] - estimate.value for estimate in found]
-    return np.array([estimate.value for estimate in found]), np.array(reach)
-
-
-def _external(
-    world: Mixture,
-    proposal: Mixture,
-    sigma: float,
-    arguments: argparse.Namespace,
-    prompts: int,
-    images: int,
-) -> tuple[Array, Array]:
-    """Z of each prompt from as many images of the model as there are proposals, as in a profile."""
-    rng = np.random.default_rng(1)
-    shape = (arguments.repeats, prompts, images)
-    partitions = world.optimality(world.draw(rng, shape)).mean(axis=2)
-    drawn = rollouts(world, proposal.draw(rng, shape), sigma, rollout_steps(sigma, arguments.steps), rng)
-    found = [
-        proposal_moments(values[..., None], partition, 2.0)
-        for values, partition in zip(world.optimality(drawn), partitions, strict=True)
-    ]
-    estimates = np.array([float(moments.divergence(np.ones(prompts))) for moments in found])
-    return estimates, stdtrit(prompts - 1, 0.975) * np.array([jackknife(moments) for moments in found])
+DENSE_STEPS, SHORT_STEPS = 25, 10
 
 
 def training_prompts() -> list[Prompt]:
@@ -170,123 +96,160 @@ def load_pool(folder: Path) -> ScoreTable:
     return ScoreTable.merge([ScoreTable.load(path) for path in sorted(folder.glob("*.safetensors"))])
 
 
-Scheme = Callable[[ScoreTable, Array, int], Array]
+@dataclass(frozen=True)
+class Scheme:
+    """A way from the scores of some prompts to an allocation.
 
+    Attributes:
+        levels: all levels of ``table``.
+        keep: places of those that are used, both ends among them.
+        sampling_steps: of the sampler that draws the images; None: as many as the allocation has steps, at
+            whose noise levels it measures too.
+    """
 
-def divergences(table: ScoreTable, rows: Array, *, anchor: bool, raw: bool, keep: Array) -> Array:
-    """(R, levels kept, both ends among them) curves from the prompts ``rows``."""
-    inner = keep[1:-1] - 1
-    found = []
-    for clean, drawn in zip(table.clean[:, rows], table.rollouts[:, :, rows], strict=True):
-        curve = estimate_curve(
+    name: str
+    table: ScoreTable
+    levels: Array
+    keep: NDArray[np.int_]
+    cleanup: Cleanup | None = "smooth"
+    anchor: bool = False
+    external: bool = False
+    sampling_steps: int | None = SHORT_STEPS
+
+    def curves(self, rows: Array) -> list[Curve]:
+        """One of every reward, from the prompts ``rows``."""
+        return [self._curve(reward, rows) for reward in range(len(REWARDS))]
+
+    def _curve(self, reward: int, rows: Array) -> Curve:
+        clean, drawn = self.table.clean[reward, rows], self.table.rollouts[reward][:, rows]
+        start = [self.table.proposals[reward, rows]] if self.external else []
+        estimate = estimate_proposal_curve if self.external else estimate_curve
+        return estimate(
             clean,
-            drawn[inner],
+            *start,
+            drawn[self.keep[1:-1] - 1],
+            levels=tuple(self.levels[self.keep]),
             alpha=2.0,
             advantage_clip=5.0,
             rng=np.random.default_rng(0),
-            anchor=drawn[-1] if anchor else None,
+            anchor=drawn[-1] if self.anchor else None,
+            cleanup=self.cleanup or "isotonic",
         )
-        found.append(curve.divergence_raw if raw else curve.divergence)
-    return np.array(found)
+
+    def allocation(self, rows: Array, steps: int) -> Array:
+        """W with equal budgets and tau = 1, (R, T); raw differences that are negative count as none."""
+        curves = self.curves(rows)
+        values = np.array([c.divergence if self.cleanup else c.divergence_raw for c in curves])
+        levels, wanted = self.levels[self.keep], flow_sigmas(steps, 1.0)
+        if self.sampling_steps is None:  # it has these very levels; for other T, read off between them
+            dense = np.array([np.interp(wanted, levels, curve) for curve in values])
+        else:
+            dense = PchipInterpolator(levels, values, axis=1)(wanted)
+        gains = np.maximum(np.diff(dense, axis=1), 0.0)
+        return allocate(gains, np.full(len(gains), 1 / len(gains))).matrix
+
+    def evaluations_per_image(self, steps: int) -> int:
+        """Velocities for one image and its rollouts; for one proposal, with the model's own image for Z."""
+        if self.sampling_steps is None:
+            return steps + sum(rollout_steps(sigma, steps) for sigma in flow_sigmas(steps, 1.0)[1:-1])
+        inner = sum(rollout_steps(self.levels[k], self.sampling_steps) for k in self.keep[1:-1])
+        return self.sampling_steps * (1 + self.anchor) + inner
+
+    @property
+    def images(self) -> int:
+        """Images in the table."""
+        return int(np.isfinite(self.table.clean[0]).sum())
 
 
-def allocation(gains: Array) -> Array:
-    """Uniform budgets, tau = 1."""
-    return allocate(gains, np.full(len(gains), 1 / len(gains))).matrix
+def spread(scheme: Scheme, steps: int) -> float:
+    """Mean absolute error of an allocation from half the pool about the scheme's own limit.
 
-
-def ours(levels: Array, keep: Array, *, anchor: bool) -> Scheme:
-    """Few levels, interpolated monotonically."""
-
-    def scheme(table: ScoreTable, rows: Array, steps: int) -> Array:
-        curves = divergences(table, rows, anchor=anchor, raw=False, keep=keep)
-        dense = PchipInterpolator(levels[keep], curves, axis=1)(flow_sigmas(steps, 1.0))
-        return allocation(np.maximum(np.diff(dense, axis=1), 0.0))
-
-    return scheme
-
-
-def published(levels: Array, *, raw: bool) -> Scheme:
-    """Every level of the sampler, differences of neighbours (negative ones cut, or isotonic regression).
-
-    For other step counts than the pool's, the curves are read off between its levels.
-    """
-    everything = np.arange(len(levels))
-
-    def scheme(table: ScoreTable, rows: Array, steps: int) -> Array:
-        curves = divergences(table, rows, anchor=False, raw=raw, keep=everything)
-        dense = np.array([np.interp(flow_sigmas(steps, 1.0), levels, curve) for curve in curves])
-        return allocation(np.maximum(np.diff(dense, axis=1), 0.0))
-
-    return scheme
-
-
-def noise(scheme: Scheme, table: ScoreTable, steps: int) -> tuple[int, float]:
-    """Images of half the pool's prompts, and the mean absolute error of an allocation from that many.
-
-    Of two allocations from disjoint halves; the error of one about the scheme's own limit is their mean
-    absolute difference / sqrt(2), whatever the limit.
+    Of two allocations from disjoint halves; the error of one is their mean absolute difference / sqrt(2),
+    whatever the limit.
     """
     rng = np.random.default_rng(0)
-    prompts = table.clean.shape[1]
+    prompts = scheme.table.clean.shape[1]
     errors = []
     for _ in range(SPLITS):
         order = rng.permutation(prompts)
         halves = (np.sort(order[: prompts // 2]), np.sort(order[prompts // 2 :]))
-        first, second = (scheme(table, rows, steps) for rows in halves)
+        first, second = (scheme.allocation(rows, steps) for rows in halves)
         errors.append(np.abs(first - second).mean() / np.sqrt(2))
-    return int(np.isfinite(table.clean[0]).sum()) // 2, float(np.mean(errors))
+    return float(np.mean(errors))
+
+
+def distance(scheme: Scheme, prompts: int, steps: int, truth: Array) -> float:
+    """Mean absolute difference to ``truth`` of allocations from ``prompts`` random prompts."""
+    rng = np.random.default_rng(1)
+    everyone = scheme.table.clean.shape[1]
+    found = []
+    for _ in range(SPLITS):
+        rows = np.sort(rng.permutation(everyone)[:prompts])
+        found.append(np.abs(scheme.allocation(rows, steps) - truth).mean())
+    return float(np.mean(found))
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Model evaluations until an allocation is within 0.05 of its scheme's limit.
+    """Model evaluations until an allocation is within 0.05 of the truth.
 
-    From the error measured at half the pool's prompts, by error ~ 1 / sqrt(images).
+    The error to the truth is taken as sqrt(bias^2 + spread^2), the spread falling as 1 / sqrt(images), and
+    the bias as what is left of the distance between the limits once both sides' spread is taken off.
     """
-    dense, few = load_pool(arguments.dense), load_pool(arguments.ours)
-    dense_levels = flow_sigmas(arguments.dense_steps, 1.0)[::-1]
+    dense, external, few = (load_pool(path) for path in (arguments.dense, arguments.external, arguments.ours))
+    fine = flow_sigmas(DENSE_STEPS, 1.0)[::-1]
     levels = np.array(noise_levels(few.rollouts.shape[1] + 1))
-    nine, six = np.arange(len(levels)), np.array([0, 2, 3, 4, 6, 8])
-    five = nine[::2]
-    short = 10
-    print(f"{'scheme':<44}{'T':>4}{'images':>8}{'error':>8}{'evals/image':>13}{'for 0.05':>11}{'ratio':>8}")
-    for steps in (10, 25, 50):
-        sampler = flow_sigmas(steps, 1.0)[1:-1]
-        whole = steps + sum(rollout_steps(sigma, steps) for sigma in sampler)
-        rows: list[tuple[str, Scheme, ScoreTable, int]] = [
-            ("published: T levels, raw differences", published(dense_levels, raw=True), dense, whole),
-            ("published: T levels, isotonic", published(dense_levels, raw=False), dense, whole),
-        ]
-        for name, keep, anchor in (
-            ("ours: 9 levels, no anchor", nine, False),
-            ("ours: 9 levels", nine, True),
-            ("ours: 6 levels, no anchor", six, False),
-            ("ours: 6 levels", six, True),
-            ("ours: 5 levels, no anchor", five, False),
-        ):
-            inner = sum(rollout_steps(levels[k], short) for k in keep[1:-1])
-            rows.append((name, ours(levels, keep, anchor=anchor), few, short + inner + short * anchor))
-        baseline = 0.0
-        for name, scheme, table, price in rows:
-            images, error = noise(scheme, table, steps)
-            needed = images * (error / WANTED) ** 2 * price
-            baseline = baseline or needed
-            print(
-                f"{name:<44}{steps:>4}{images:>8}{error:>8.3f}{price:>13}{needed:>11.0f}"
-                f"{baseline / needed:>7.1f}x"
-            )
-    print("differences of the limits, all images of both pools, T = 25:")
+    schemes = _schemes(dense, external, few, fine, levels)
+    truth_scheme = Scheme("truth", dense, fine, np.arange(len(fine)), sampling_steps=None)
     everyone = np.arange(dense.clean.shape[1])
-    limits = {
-        "dense levels, isotonic": published(dense_levels, raw=False)(dense, everyone, 25),
-        "dense scores at 9 of the levels": ours(
-            dense_levels, np.array([0, 1, 5, 9, 13, 17, 20, 23, 25]), anchor=True
-        )(dense, everyone, 25),
-        "ours, 9 levels": ours(levels, nine, anchor=True)(few, everyone, 25),
-        "ours, 6 levels": ours(levels, six, anchor=True)(few, everyone, 25),
-    }
-    for (first, a), (second, b) in itertools.combinations(limits.items(), 2):
-        print(f"  {first} / {second}: {np.abs(a - b).mean():.3f}")
+    print(f"images: dense {truth_scheme.images}, external {schemes[2].images}, ours {schemes[-1].images}")
+    print(
+        f"{'scheme':<42}{'T':>3}{'own error':>11}{'bias':>7}{'evals/image':>12}{'for 0.05':>11}{'ratio':>7}"
+        f"{'to own limit':>13}{'ratio':>7}{'  checked':>9}"
+    )
+    for steps in (10, 25, 50):
+        truth = truth_scheme.allocation(everyone, steps)
+        truth_error = spread(truth_scheme, steps) / np.sqrt(2)
+        print(f"{'truth: 25 levels, smooth':<42}{steps:>3}{truth_error:>11.3f}")
+        baseline: tuple[float, float] | None = None
+        for scheme in schemes:
+            half = spread(scheme, steps)
+            price, images = scheme.evaluations_per_image(steps), scheme.images // 2
+            apart = np.abs(scheme.allocation(everyone, steps) - truth).mean()
+            bias = np.sqrt(max(apart**2 - half**2 / 2 - truth_error**2, 0.0))
+            own = images * (half / WANTED) ** 2 * price
+            needed = own / (1 - (bias / WANTED) ** 2) if bias < WANTED else np.inf
+            baseline = baseline or (needed, own)
+            prompts = round(needed / price / (scheme.images / len(everyone))) if np.isfinite(needed) else 0
+            checked = distance(scheme, prompts, steps, truth) if 8 <= prompts <= len(everyone) else np.nan
+            print(
+                f"{scheme.name:<42}{steps:>3}{half / np.sqrt(2):>11.3f}{bias:>7.3f}{price:>12}{needed:>11.0f}"
+                f"{baseline[0] / needed:>6.1f}x{own:>13.0f}{baseline[1] / own:>6.1f}x{checked:>9.3f}"
+            )
+
+
+def _schemes(
+    dense: ScoreTable, external: ScoreTable, few: ScoreTable, fine: Array, levels: Array
+) -> Sequence[Scheme]:
+    all_fine, nine = np.arange(len(fine)), np.arange(len(levels))
+    six = np.array([0, 2, 3, 4, 6, 8])
+    return (
+        Scheme("T levels, raw differences", dense, fine, all_fine, cleanup=None, sampling_steps=None),
+        Scheme("T levels, isotonic", dense, fine, all_fine, cleanup="isotonic", sampling_steps=None),
+        Scheme(
+            "external, T levels, raw differences",
+            external,
+            fine,
+            all_fine,
+            cleanup=None,
+            external=True,
+            sampling_steps=None,
+        ),
+        Scheme("9 levels, isotonic", few, levels, nine, cleanup="isotonic"),
+        Scheme("9 levels, smooth", few, levels, nine),
+        Scheme("9 levels, smooth, anchor", few, levels, nine, anchor=True),
+        Scheme("6 levels, smooth", few, levels, six),
+        Scheme("5 levels, smooth", few, levels, nine[::2]),
+    )
 
 
 def main() -> None:
@@ -294,24 +257,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("mixture", help="both estimators against the analytic mixture")
-    command.add_argument("--repeats", type=int, default=400)
-    command.add_argument("--steps", type=int, default=25)
-    command.set_defaults(run=mixture)
     command = commands.add_parser("pool", help="measure and keep raw scores of the miniature")
     command.add_argument("folder", type=Path)
     command.add_argument("--dense", action="store_true", help="all levels of a sampler of --steps steps")
     command.add_argument("--proposals", action="store_true", help="rollouts from the renderer's images")
     command.add_argument("--levels", type=int, default=9)
-    command.add_argument("--steps", type=int, default=25)
+    command.add_argument("--steps", type=int, default=DENSE_STEPS)
     command.add_argument("--rollouts", type=int, default=1)
     command.add_argument("--images", type=int, default=4, help="of every training prompt")
     command.add_argument("--seed", type=int, default=1000)
     command.set_defaults(run=pool)
-    command = commands.add_parser("miniature", help="model evaluations for an allocation, from two pools")
-    command.add_argument("dense", type=Path)
-    command.add_argument("ours", type=Path)
-    command.add_argument("--dense-steps", type=int, default=25)
+    command = commands.add_parser("report", help="model evaluations for an allocation, from three pools")
+    for name in ("dense", "external", "ours"):
+        command.add_argument(name, type=Path)
     command.set_defaults(run=report)
     torch.set_num_threads(1)
     arguments = parser.parse_args()

@@ -142,8 +142,8 @@ class EstimatorConfig:
         anchor: roll out from pure noise too, with the other levels' random numbers. The divergence there is
             known to be 0, so what is measured is noise, and the other levels' share of it is taken off; for
             alpha = 2.
-        cleanup: how the raw curve is made monotone, as theory demands: ``smooth`` takes the smoothest curve that
-            its errors allow, ``isotonic`` the nearest one, a staircase.
+        cleanup: how the raw curve is made monotone, as theory demands: ``smooth`` takes the smoothest curve
+            that its errors allow, ``isotonic`` the nearest one, a staircase.
         adaptive: measure in rounds; None: in one, of ``rollouts`` at every level.
     """
 
@@ -154,7 +154,7 @@ class EstimatorConfig:
     images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 8
     rollouts: Annotated[int, Field(ge=1, le=64, description="stochastic rollouts per noised image")] = 1
     sampling_steps: Steps = 10
-    anchor: bool = True
+    anchor: bool = False
     advantage_clip: Annotated[
         float, Field(gt=0.0, le=1e6, description="A_max of the optimality; take the training's")
     ] = 5.0

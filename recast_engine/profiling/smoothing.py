@@ -41,10 +41,11 @@ def smooth_non_increasing(values: Array, covariance: Array, levels: Array, units
         return np.zeros_like(values)
     to_gains = np.eye(len(values)) - np.eye(len(values), k=1)
     gains = to_gains @ values / size
-    noise = np.linalg.cholesky(_regular(to_gains @ covariance @ to_gains.T / size**2, units))
+    noise = _cholesky(to_gains @ covariance @ to_gains.T / size**2, units)
 
     edges = np.union1d(np.linspace(0.0, 1.0, CELLS + 1), levels)
-    widths, centres = np.diff(edges), (edges[1:] + edges[:-1]) / 2
+    widths: Array = np.diff(edges)
+    centres: Array = (edges[1:] + edges[:-1]) / 2
     place = np.searchsorted(levels, centres, side="right") - 1
     sums = np.where(place == np.arange(len(values))[:, None], widths, 0.0)  # density -> gains
 
@@ -63,12 +64,12 @@ def smooth_non_increasing(values: Array, covariance: Array, levels: Array, units
     return fitted
 
 
-def _regular(covariance: Array, units: int) -> Array:
+def _cholesky(covariance: Array, units: int) -> Array:
+    """Lower factor of the covariance, regularised."""
     prior = len(covariance) + 1
     variances = np.diag(np.diag(covariance))
-    return np.asarray(
-        (units * covariance + prior * variances) / (units + prior) + VARIANCE_FLOOR * np.eye(len(covariance))
-    )
+    regular = (units * covariance + prior * variances) / (units + prior)
+    return np.asarray(np.linalg.cholesky(regular + VARIANCE_FLOOR * np.eye(len(covariance))))
 
 
 def _likeliest(gains: Array, noise: Array, shape: Array, height: Array) -> float:
