@@ -61,12 +61,11 @@ def test_an_adapter_of_the_same_base_model(client, request_, adapter):
 
 
 def test_the_estimate_is_counted_and_starts_nothing(service, request_, job_count):
-    body = request_ | {
-        "estimator": {"levels": 5, "prompts": 3, "images_per_prompt": 2, "rollouts": 2, "sampling_steps": 8}
-    }
+    sizes = {"levels": 5, "prompts": 3, "images_per_prompt": 2, "rollouts": 2, "sampling_steps": 8}
+    body = request_ | {"estimator": sizes | {"anchor": True}}
     estimate = service.client.post("/v1/profiles/estimate", json=body, headers=service.as_role("viewer"))
     # Levels 1 - (3/4)^1.5, 1 - (1/2)^1.5, 1 - (1/4)^1.5 = 0.350, 0.646, 0.875, and 1: 3 + 6 + 7 + 8 steps.
-    # 6 images: 6 * (8 + 2 * 24) evaluations; 6 * (1 + 2 * 4) scored, by 5 rewards over 4 prompts.
+    # With the anchor, 6 images: 6 * (8 + 2 * 24) evaluations; 6 * (1 + 2 * 4) scored, 5 rewards, 4 prompts.
     assert estimate.json() == {
         "model_evaluations": 336,
         "reward_calls": 68,
@@ -75,6 +74,8 @@ def test_the_estimate_is_counted_and_starts_nothing(service, request_, job_count
         "basis": estimate.json()["basis"],
     }
     assert "no past profile" in estimate.json()["basis"]
+    estimate = service.client.post("/v1/profiles/estimate", json=request_ | {"estimator": sizes})
+    assert estimate.json()["model_evaluations"] == 6 * (8 + 2 * 16)  # nothing from pure noise
     assert job_count() == 0
 
 
@@ -88,7 +89,7 @@ def test_past_jobs_tell_how_fast_they_are_here(client, request_, measured_profil
 def test_a_profile_takes_no_more_prompts_than_there_are():
     config = EstimatorConfig(levels=3, sampling_steps=2, prompts=100, images_per_prompt=2, rollouts=1)
     work = profile_work(config, ["clipscore"], [Prompt("a")] * 5)
-    assert (work.model_evaluations, work.reward_calls) == (10 * (2 + 2 + 2), 30)
+    assert (work.model_evaluations, work.reward_calls) == (10 * (2 + 2), 20)
 
 
 def test_an_adaptive_profile_is_estimated_by_its_budget():
@@ -97,4 +98,4 @@ def test_an_adaptive_profile_is_estimated_by_its_budget():
     work = profile_work(budget, ["clipscore"], [Prompt("a")] * 5)
     assert (work.model_evaluations, work.reward_calls) == (600, 300)
     external = EstimatorConfig(**fields, kind="external_proposal", proposals={"source": "openai"})
-    assert profile_work(external, ["clipscore"], [Prompt("a")] * 5).reward_calls == 10 * (1 + 1 + 2)
+    assert profile_work(external, ["clipscore"], [Prompt("a")] * 5).reward_calls == 10 * (1 + 1 + 1)

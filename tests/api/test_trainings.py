@@ -254,13 +254,13 @@ def test_the_estimate_counts_epochs_and_the_stages_profile(client, training, job
     training["optimizer"] = {"timesteps_per_image": 2, "kl_weight": 0}
     estimate = client.post("/v1/trainings/estimate", json=training).json()
     # An epoch: 2 prompts of 2 images, 4 steps to draw, 2 timesteps by 2 velocities: 4 * (4 + 4) = 32.
-    # The profile: all 4 prompts of 2 images; one inner level 1 - 2^-1.5 = 0.646 of 4 steps = 3, and the
-    # anchor, 4 steps from pure noise: 8 * (4 + 3 + 4) = 88.
+    # The profile: all 4 prompts of 2 images; one inner level 1 - 2^-1.5 = 0.646 of 4 steps = 3:
+    # 8 * (4 + 3) = 56.
     # Grids of the 4 prompts, 10 steps: before the first epoch and after the fifth and last.
-    assert estimate["model_evaluations"] == 5 * 32 + 88 + 2 * 4 * 10
+    assert estimate["model_evaluations"] == 5 * 32 + 56 + 2 * 4 * 10
     # Stage 1 trains on the one text prompt: 12 images, one reward. Stage 2: 8 images, 6 rewards over 4
-    # prompts; its profile scores 8 images and 16 rollouts.
-    assert estimate["reward_calls"] == 12 + 12 + 36
+    # prompts; its profile scores 8 images and 8 rollouts.
+    assert estimate["reward_calls"] == 12 + 12 + 24
     assert job_count() == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def plan_of_noisy_levels(noise: float) -> tuple[Plan, ScoreTable]:
     """One reward; the highest inner level loses ``noise`` of the image, the others nothing."""
     rng = np.random.default_rng(0)
     prompts: Sequence[Prompt] = [Prompt("a")] * 16
-    estimator = config(target_width=1e-3)
+    estimator = replace(config(target_width=1e-3), anchor=True)
     plan = Plan.of(estimator, ("clipscore",), prompts, 0)
     table = plan.table(8, 1, rounds=1)
     table.clean[:] = rng.normal(size=table.clean.shape)

@@ -54,7 +54,7 @@ def test_a_shifted_proposal_has_the_curve_that_follows_from_its_shift(
         backbone,
         hermite([1]),
         PROMPTS,
-        config(alpha=alpha, rollouts=4),
+        config(alpha=alpha, rollouts=4, anchor=True),
         seed=0,
         proposals=Shifted(backbone, 1.0, 8),
     )

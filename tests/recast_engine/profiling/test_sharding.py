@@ -41,7 +41,7 @@ def prompts() -> list[Prompt]:
 def estimator(monkeypatch: pytest.MonkeyPatch) -> EstimatorConfig:
     """Ten prompts of 3 images: five groups of two prompts."""
     monkeypatch.setattr(planning, "GROUP_IMAGES", 6)
-    return EstimatorConfig(prompts=10, images_per_prompt=3, levels=3, sampling_steps=2)
+    return EstimatorConfig(prompts=10, images_per_prompt=3, levels=3, sampling_steps=2, anchor=True)
 
 
 def test_any_sharding_gives_the_same_bits(prompts: list[Prompt], estimator: EstimatorConfig) -> None:
@@ -98,7 +98,9 @@ def test_a_shard_is_a_kind_of_job(prompts: list[Prompt], estimator: EstimatorCon
 
 
 def test_work_and_plan_by_hand(prompts: list[Prompt]) -> None:
-    config = EstimatorConfig(prompts=10, images_per_prompt=12, levels=4, sampling_steps=10, rollouts=3)
+    config = EstimatorConfig(
+        prompts=10, images_per_prompt=12, levels=4, sampling_steps=10, rollouts=3, anchor=True
+    )
     plan = Plan.of(config, REWARDS, prompts, 0)
     work = plan.next(plan.empty())
     assert work == Work(0, 0, tuple(range(10)), (0, 12), (3, 3, 3))
