@@ -92,6 +92,8 @@ def test_what_changes_the_numbers_starts_a_new_profile(service, request_, adapte
         {"estimator": {"alpha": 1.0}},
         {"estimator": {"prompts": 47}},
         {"estimator": {"advantage_clip": 4.0}},
+        {"estimator": {"cleanup": "isotonic"}},
+        {"estimator": {"anchor": True}},
         {"prompt_set": other_set["id"], "rewards": ["clipscore"]},
     ]
     for change in changes:

@@ -110,3 +110,31 @@ def test_a_training_measures_on_its_own_images(service, training, job_count):
     assert answer.status_code == 422
     assert "measure a profile with external proposals first" in json.dumps(answer.json()["errors"])
     assert job_count() == 0
+
+
+def test_patience_and_budget_of_buying_do_not_make_another_profile(service, request_):
+    first = service.client.post("/v1/profiles", json=request_).json()["id"]
+    for fields, same in (
+        ({"concurrency": 8}, True),
+        ({"max_images": 500, "attempts": 2, "request_seconds": 60, "deadline_seconds": 600}, True),
+        ({"quality": "high"}, False),
+        ({"seed": 1}, False),
+        ({"model": "another"}, False),
+        ({"source": "google"}, False),
+    ):
+        proposals = request_["estimator"]["proposals"] | fields
+        if "source" in fields:
+            del proposals["quality"]
+        body = request_ | {"estimator": request_["estimator"] | {"proposals": proposals}}
+        answer = service.client.post("/v1/profiles", json=body)
+        assert (answer.status_code, answer.json()["id"] == first) == (
+            (200, True) if same else (202, False)
+        ), fields
+
+
+def test_a_folders_images_may_have_changed_so_it_is_measured_again(service, request_):
+    proposals = {"source": "folder", "folder": "bought"}
+    body = request_ | {"estimator": request_["estimator"] | {"proposals": proposals}}
+    answers = [service.client.post("/v1/profiles", json=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202], answers[0].json()
+    assert answers[0].json()["id"] != answers[1].json()["id"]

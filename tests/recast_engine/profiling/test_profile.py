@@ -290,3 +290,12 @@ def test_bad_sigmas_are_refused(profile: Profile, sigmas: list[float]) -> None:
 def test_importing_the_package_loads_no_torch() -> None:
     code = "import sys, recast_engine.profiling, recast_engine.allocation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_profile_stored_before_survival_errors_were_is_read(profile: Profile) -> None:
+    stored = profile.to_dict()
+    for curve in stored["curves"].values():
+        del curve["survival_error"]
+    old = Profile.from_dict(stored)
+    assert [curve.survival_error for curve in old.curves.values()] == [(), ()]
+    np.testing.assert_array_equal(old.gains(flow_sigmas(10, 1.0)), profile.gains(flow_sigmas(10, 1.0)))
