@@ -100,7 +100,8 @@ class Moments:
             ratio = np.asarray(numerator / denominator)
         if self.alpha == 1.0:
             return ratio
-        return np.asarray(np.log(np.clip(ratio, 1.0 / self.images, self.images)) / (self.alpha - 1.0))
+        images = max(self.images, 1)  # without any, the ratio is NaN and stays it
+        return np.asarray(np.log(np.clip(ratio, 1.0 / images, images)) / (self.alpha - 1.0))
 
 
 def renyi_self_tilted(

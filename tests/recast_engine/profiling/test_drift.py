@@ -264,6 +264,17 @@ def test_rewards_with_too_few_prompts_are_not_watched() -> None:
     assert not failing.enough
 
 
+def test_levels_that_no_image_was_rolled_out_from_yet() -> None:
+    """A stage's first epochs can be too small to reach every level: nothing is known there, nothing fails."""
+    rng, start = np.random.default_rng(3), window()
+    start.add(units(rng, 0, 1, TIMING), 0)
+    running = start.running(REWARDS[0])
+    assert running is not None
+    assert not running.enough
+    assert np.isfinite(running.raw()).sum() <= 2  # the total, and the one level
+    assert drift(start, reference(rng), REWARDS).totals == {}
+
+
 def test_only_drifted_curves_are_replaced() -> None:
     rng = np.random.default_rng(9)
     profile, running = reference(rng), window()
