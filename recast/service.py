@@ -31,6 +31,7 @@ from store.database import make_engine, session_factory
 from store.queue import reachable
 from store.repositories import keys, workspaces
 from store.settings import Settings
+from workers.tracking.catalogue import TrackerUnavailable, wanted
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8321
@@ -70,12 +71,13 @@ def serve(
 
 
 def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
+    settings = settings_of(home)
     try:
         models()
-    except ConfigError as error:
+        wanted(settings)
+    except (ConfigError, TrackerUnavailable) as error:
         raise CannotStart(str(error)) from None
     listener = listen(port)
-    settings = settings_of(home)
     if not os.environ.get("RECAST_BROKER_URL"):
         path = embedded.broker_socket(home)
         settings = replace(settings, broker_url=embedded.broker_url(path))

@@ -33,6 +33,8 @@ class Settings:
         engine_threads: CPU threads of an engine process; 0: cores divided by the worker's concurrency.
         engine_runner: ``module:function(workdir, observer)`` that an engine process runs.
         proposals: folder of the folders of images that profiles may take as proposals; empty: in ``home``.
+        trackers: of training metrics beside the store, with commas: tensorboard, mlflow, wandb.
+        tensorboard: folder of TensorBoard's event files; empty: in ``home``.
         max_log_bytes: how much of a failed engine's log is kept (its end).
         max_body_bytes: limit of a JSON request body.
         max_upload_bytes: limit of an uploaded prompt set.
@@ -55,6 +57,8 @@ class Settings:
     engine_threads: int = 0
     engine_runner: str = "workers.engine:run_request"
     proposals: str = ""
+    trackers: str = ""
+    tensorboard: str = ""
     max_log_bytes: int = 1024 * 1024
     max_body_bytes: int = 1024 * 1024
     max_upload_bytes: int = 32 * 1024 * 1024
@@ -68,6 +72,8 @@ class Settings:
             object.__setattr__(self, "artifacts_url", str(self.home / "artifacts"))
         if not self.proposals:
             object.__setattr__(self, "proposals", str(self.home / "proposals"))
+        if not self.tensorboard:
+            object.__setattr__(self, "tensorboard", str(self.home / "tensorboard"))
         if not 0 < self.heartbeat_seconds < self.lease_seconds:
             raise ValueError("RECAST_HEARTBEAT_SECONDS must be positive and less than RECAST_LEASE_SECONDS")
 
@@ -88,6 +94,7 @@ class Settings:
             values.setdefault("database_url", "")
             values.setdefault("artifacts_url", "")
             values.setdefault("proposals", "")
+            values.setdefault("tensorboard", "")
         return replace(settings, **values)
 
     def to_env(self) -> dict[str, str]:

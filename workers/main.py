@@ -21,6 +21,7 @@ from workers.celery_app import make_app
 from workers.runtime import Runtime
 from workers.sweeper import Sweeper
 from workers.tasks import register
+from workers.tracking.catalogue import TrackerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    runtime = Runtime.create(Settings.from_env(), concurrency=arguments.concurrency, kinds=kinds)
+    try:
+        runtime = Runtime.create(Settings.from_env(), concurrency=arguments.concurrency, kinds=kinds)
+    except TrackerUnavailable as error:
+        parser.error(str(error))
     serve(runtime, arguments.log_level)
 
 

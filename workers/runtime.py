@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session, sessionmaker
@@ -15,11 +15,16 @@ from store.artifacts import ArtifactStore
 from store.database import make_engine, session_factory
 from store.ids import new_id
 from store.settings import Settings
+from workers.tracking.base import Tracker
+from workers.tracking.catalogue import connections
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A worker's settings and connections; ``stopping`` is set when the process should leave."""
+    """A worker's settings and connections; ``stopping`` is set when the process should leave.
+
+    ``trackers`` connect to what shows the metrics of trainings beside the store.
+    """
 
     settings: Settings
     sessions: sessionmaker[Session]
@@ -27,13 +32,18 @@ class Runtime:
     worker: str
     concurrency: int = 1
     kinds: tuple[str, ...] = tuple(queue.QUEUES)
+    trackers: Mapping[str, Callable[[], Tracker]] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def create(
         cls, settings: Settings, *, concurrency: int = 1, kinds: tuple[str, ...] = tuple(queue.QUEUES)
     ) -> Runtime:
-        """A runtime with its own database engine and a worker name that no other process has."""
+        """A runtime with its own database engine and a worker name that no other process has.
+
+        Raises:
+            TrackerUnavailable: a tracker of the settings cannot be used.
+        """
         return cls(
             settings=settings,
             sessions=session_factory(make_engine(settings.database_url)),
@@ -41,6 +51,7 @@ class Runtime:
             worker=f"{socket.gethostname()}-{os.getpid()}-{new_id('w')[-6:]}",
             concurrency=concurrency,
             kinds=kinds,
+            trackers=connections(settings),
         )
 
     @property

@@ -26,6 +26,8 @@ from workers.preparation import prepare, workdir_of
 from workers.process import EngineProcess
 from workers.reporter import Reporter
 from workers.runtime import Runtime
+from workers.tracking.attempt import Tracking
+from workers.tracking.base import Run
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class Supervisor:
         self._runtime, self._claim = runtime, claim
         self._settings = runtime.settings
         self._reporter = Reporter(runtime, claim)
+        self._status = "running"
+        self._tracking = Tracking(runtime.trackers, self._tracked_run)
 
     def run(self) -> None:
         """Run the attempt; every end but a lost lease is written to the job."""
@@ -72,6 +76,8 @@ class Supervisor:
                 log.warning("%s: its engine was stopped and nothing more is written", error)
             except OperationalError as error:  # the lease runs out, and a sweeper queues the job again
                 log.error("the end of %s could not be written: %s", self._claim.job_id, error.orig)
+            finally:
+                self._tracking.close(self._status, leaving=self._runtime.stopping.is_set())
 
     def _attempt(self, lease: Lease) -> Outcome:
         try:
@@ -109,6 +115,11 @@ class Supervisor:
             return False
         return bool(self._config().get("shards", 1) > 1)
 
+    def _tracked_run(self) -> Run:
+        job = transact(self._runtime.reads, lambda session: jobs.get(session, self._claim.job_id))
+        tags = {"workspace": job.workspace_id, "model": job.config["model"]}
+        return Run(job.id, {**tags, "prompt_set": job.config["prompt_set"]}, job.config)
+
     def _config(self) -> dict[str, Any]:
         return transact(self._runtime.reads, lambda session: jobs.get(session, self._claim.job_id).config)
 
@@ -142,6 +153,8 @@ class Supervisor:
                 self._reporter.handle(event)
                 if event["type"] == "file":
                     engine.tell(f"taken {event['n']}")
+                elif event["type"] == "metrics":
+                    self._tracking.metrics(event["step"], event["values"])
         return Outcome("lost")
 
     def _conclude(self, outcome: Outcome, lease: Lease) -> None:
@@ -153,6 +166,7 @@ class Supervisor:
             lambda session: self._end(session, outcome),
             patience=self._settings.lease_seconds,
         )
+        self._status = job.status
         log.info("%s: attempt %d ended, job is %s", job.id, self._claim.attempt, job.status)
         if job.status == "queued":
             self._runtime.publish(job.kind, job.id)
