@@ -92,6 +92,9 @@ def test_the_project_declares_what_it_promises() -> None:
         "proposals",
         "postgres",
         "s3",
+        "tensorboard",
+        "mlflow",
+        "wandb",
         "dev",
     }
     assert project["scripts"] == {"recast": "recast.cli:main"}
