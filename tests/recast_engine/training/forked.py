@@ -1,6 +1,6 @@
 """Trainings in processes of their own: several ranks at once, or one that is killed again and again.
 
-    python -m tests.recast_engine.training.forked devices|kills PIPELINE FOLDER [TIMES]
+    python -m tests.recast_engine.training.forked devices|kills|moments PIPELINE FOLDER [SEED]
 
 A fresh process loads torch and the pipeline once and forks for every training. (The test process itself may
 not be forked: it has run backward passes, after which torch refuses them in a child.)
@@ -8,30 +8,30 @@ not be forked: it has run backward passes, after which torch refuses them in a c
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.config import EstimatorConfig, StageAllocation, TrainingConfig
-from recast_engine.training import checkpoint, update
+from recast_engine.training import checkpoint, rollouts, update
 from recast_engine.training.devices import ALONE, Devices
 from recast_engine.training.loop import train
 from tests.recast_engine.training.tiny import PROMPTS, PixelScorer, Recorder, training_config
 
 EPOCHS = 3
-SITES = ("sampling", "scoring", "backward", "flush", "stored")
+SITES = ("sampling", "scoring", "backward", "write", "stored")
 
 
 def device_config() -> TrainingConfig:
@@ -105,69 +105,143 @@ def devices(backbone: SD3Backbone, folder: Path) -> None:
     run_ranks(backbone, folder / "resumed", resume_from=folder / "two" / "checkpoints" / "epoch-000002")
 
 
-def kill_at(site: str, count: int, backbone: SD3Backbone) -> None:
-    """Make this process kill itself when it comes to ``site`` for the ``count``-th time."""
-    left = [count]
+@dataclass(frozen=True)
+class Moment:
+    """When a training is killed: the ``count``-th time that it comes to ``site``, before or after it."""
 
-    def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
+    site: str
+    count: int
+    before: bool = False
+
+
+def on_every_visit(backbone: SD3Backbone, visit: Callable[[str, bool], None]) -> None:
+    """From now on call ``visit(site, before)`` before and after each thing that this process does at a site.
+
+    ``backward`` is visited inside: before anything of the model, and once its last layers are through.
+    """
+    sampling = [False]
+
+    def watched(owner: Any, name: str, site: str, only: Callable[[], bool] = lambda: True) -> None:
+        real = getattr(owner, name)
+
         def wrapped(*args: Any, **options: Any) -> Any:
+            told = only()
+            if told:
+                visit(site, True)
             result = real(*args, **options)
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if told:
+                visit(site, False)
             return result
 
-        return wrapped
+        setattr(owner, name, wrapped)
 
-    owner, name = {
-        "sampling": (backbone, "velocity"),
-        "scoring": (PixelScorer, "__call__"),
-        "backward": (update, "nft_loss"),
-        "flush": (checkpoint, "_flush"),
-        "stored": (Recorder, "file"),
-    }[site]
-    setattr(owner, name, deadly(getattr(owner, name)))
+    def sample(*args: Any, **options: Any) -> Any:
+        sampling[0] = True
+        try:
+            return drawn(*args, **options)
+        finally:
+            sampling[0] = False
+
+    def nft_loss(
+        clean: Tensor, noisy: Tensor, sigma: Tensor, velocity: Tensor, *args: Any, **options: Any
+    ) -> Any:
+        loss = lossed(clean, noisy, sigma, velocity, *args, **options)
+        loss.total.register_hook(lambda _: visit("backward", True))
+        velocity.register_hook(lambda _: visit("backward", False))
+        return loss
+
+    drawn, rollouts.sample = rollouts.sample, sample
+    lossed, update.nft_loss = update.nft_loss, nft_loss
+    watched(backbone, "velocity", "sampling", lambda: sampling[0])
+    watched(PixelScorer, "__call__", "scoring")
+    watched(checkpoint, "save_file", "write")
+    watched(checkpoint, "_flush", "write")
+    watched(Recorder, "file", "stored")
 
 
-def kills(backbone: SD3Backbone, folder: Path, times: int) -> None:
-    """A training undisturbed, and one killed at each site in turn, or at ``times`` random moments."""
-    config = training_config({"redness": 1.0, "text": 1.0}, EPOCHS + times // 4, kl_weight=0.01)
-    started = time.monotonic()
-    assert ended(fork(lambda: run(backbone, config, folder / "whole"))) == 0
-    whole, rng = time.monotonic() - started, random.Random(7)
-    deaths: dict[str, int] = dict.fromkeys(SITES, 0)
+def kill_at(moment: Moment, backbone: SD3Backbone) -> None:
+    """Make this process kill itself at ``moment``."""
+    seen = [0]
 
-    def attempt(prepare: Callable[[], None] = lambda: None) -> int:
-        def work() -> None:
-            prepare()
-            saved = folder / "killed" / "checkpoints"
-            options: Mapping[str, Any] = {"resume_from": saved} if list(saved.glob("epoch-*")) else {}
-            run(backbone, config, folder / "killed", **options)
+    def visit(site: str, before: bool) -> None:
+        if (site, before) == (moment.site, moment.before):
+            seen[0] += 1
+            if seen[0] == moment.count:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        return fork(work)
+    on_every_visit(backbone, visit)
 
-    if times == 0:
-        for site, count in zip(SITES, (7, 2, 3, 2, 2), strict=True):
-            code = ended(attempt(partial(kill_at, site, count, backbone)))
-            assert code == -signal.SIGKILL, (site, code)
-            deaths[site] += 1
-    for _ in range(times):
-        child = attempt()
-        time.sleep(rng.uniform(0.0, whole / 4))
-        os.kill(child, signal.SIGKILL)
-        assert ended(child) in (0, -signal.SIGKILL)
-    assert ended(attempt()) == 0
-    print(deaths if times == 0 else f"{times} kills within {whole:.1f} s of work")
+
+def visits(backbone: SD3Backbone, config: TrainingConfig, folder: Path) -> dict[str, int]:
+    """A training undisturbed; how often it came to each site."""
+    target = folder / "visits.json"
+
+    def work() -> None:
+        counts = dict.fromkeys(SITES, 0)
+
+        def visit(site: str, before: bool) -> None:
+            counts[site] += before
+
+        on_every_visit(backbone, visit)
+        run(backbone, config, folder / "whole")
+        target.write_text(json.dumps(counts))
+
+    assert ended(fork(work)) == 0
+    return dict(json.loads(target.read_text()))
+
+
+def attempt(backbone: SD3Backbone, config: TrainingConfig, folder: Path, moment: Moment | None = None) -> int:
+    """One attempt at the training in ``folder``, from its newest checkpoint; its exit code."""
+
+    def work() -> None:
+        if moment is not None:
+            kill_at(moment, backbone)
+        saved = folder / "checkpoints"
+        options: Mapping[str, Any] = {"resume_from": saved} if list(saved.glob("epoch-*")) else {}
+        run(backbone, config, folder, **options)
+
+    return ended(fork(work))
+
+
+def kills(backbone: SD3Backbone, folder: Path) -> None:
+    """A training undisturbed, and one killed at each site in turn."""
+    config = training_config({"redness": 1.0, "text": 1.0}, EPOCHS, kl_weight=0.01)
+    visits(backbone, config, folder)
+    for site, count in zip(SITES, (7, 2, 3, 2, 2), strict=True):
+        code = attempt(backbone, config, folder / "killed", Moment(site, count))
+        assert code == -signal.SIGKILL, (site, code)
+    assert attempt(backbone, config, folder / "killed") == 0
+
+
+def moments(backbone: SD3Backbone, folder: Path, seed: int) -> None:
+    """A training undisturbed, and one for each of 20 random moments that is killed then and resumed.
+
+    Moments are spread evenly over sampling, scoring, backward and the writing of checkpoints, and over the
+    visits of each.
+    """
+    config, rng = device_config(), random.Random(seed)
+    counts = visits(backbone, config, folder)
+    for number in range(20):
+        site = SITES[:4][number % 4]
+        moment = Moment(site, rng.randint(1, counts[site]), before=rng.random() < 0.5)
+        target = folder / f"killed-{number:02d}"
+        code = attempt(backbone, config, target, moment)
+        assert code == -signal.SIGKILL, (moment, code)
+        saved = sorted(path.name for path in (target / "checkpoints").glob("epoch-*"))
+        assert attempt(backbone, config, target) == 0
+        print(moment, "resumed from", saved[-1] if saved else "the start", flush=True)
 
 
 def main() -> None:
-    mode, pipeline, folder, *times = sys.argv[1:]
+    mode, pipeline, folder, *seed = sys.argv[1:]
     torch.set_num_threads(1)
     backbone = SD3Backbone.from_pretrained(pipeline, id="tiny")
     if mode == "devices":
         devices(backbone, Path(folder))
+    elif mode == "kills":
+        kills(backbone, Path(folder))
     else:
-        kills(backbone, Path(folder), int(times[0]))
+        moments(backbone, Path(folder), int(seed[0]))
 
 
 if __name__ == "__main__":

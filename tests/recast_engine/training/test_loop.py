@@ -174,6 +174,17 @@ def test_resuming_is_bitwise(backbone: SD3Backbone, tmp_path: Path) -> None:
     assert _same(load_adapter(whole.adapter).weights, load_adapter(again.adapter).weights)
 
 
+def test_the_same_seed_gives_the_same_file(backbone: SD3Backbone, tmp_path: Path) -> None:
+    config = training_config({"redness": 1.0, "brightness": 1.0}, 2)
+    first, again, other = (
+        _train(backbone, replace(config, seed=seed), tmp_path / name, Recorder())
+        for name, seed in (("first", 5), ("again", 5), ("other", 6))
+    )
+    assert first.adapter.read_bytes() == again.adapter.read_bytes()
+    weights = load_adapter(first.adapter).weights, load_adapter(other.adapter).weights
+    assert not _same(*weights)
+
+
 def test_stopping_reports_a_checkpoint_of_the_last_whole_epoch(backbone: SD3Backbone, tmp_path: Path) -> None:
     observer = Recorder(stop_at=8)
     with pytest.raises(Stopped):

@@ -32,16 +32,21 @@ def _bytes(folder: Path) -> bytes:
 
 def test_a_training_killed_everywhere_ends_in_the_same_bits(tiny_pipeline: Path, tmp_path: Path) -> None:
     """While sampling, scoring, in the update, between writing and renaming a checkpoint, and after that."""
-    _fork("kills", tiny_pipeline, tmp_path, "0")
+    _fork("kills", tiny_pipeline, tmp_path)
     assert _bytes(tmp_path / "killed") == _bytes(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_a_training_killed_at_random_moments_ends_in_the_same_bits(
-    tiny_pipeline: Path, tmp_path: Path
+@pytest.mark.parametrize("seed", [7])
+def test_twenty_trainings_killed_at_random_moments_end_in_the_same_bits(
+    tiny_pipeline: Path, tmp_path: Path, seed: int
 ) -> None:
-    print(_fork("kills", tiny_pipeline, tmp_path, "20"))
-    assert _bytes(tmp_path / "killed") == _bytes(tmp_path / "whole")
+    """Each is killed once, while sampling, scoring, in the backward pass or writing a checkpoint."""
+    print(_fork("moments", tiny_pipeline, tmp_path, str(seed)))
+    killed = sorted(tmp_path.glob("killed-*"))
+    assert len(killed) == 20
+    for folder in killed:
+        assert _bytes(folder) == _bytes(tmp_path / "whole"), folder.name
 
 
 def test_two_devices_train_as_one_and_resume_to_the_bit(tiny_pipeline: Path, tmp_path: Path) -> None:
