@@ -11,7 +11,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 MAX_STEPS = 1000
@@ -353,15 +363,16 @@ class TrainingConfig:
     devices: Annotated[int, Field(ge=1, le=64, description="devices that train together")] = 1
     prompt_set_sha256: Sha256 | None = None
 
-    @model_validator(mode="after")
-    def _work_for_every_device(self) -> TrainingConfig:
-        for name, size in (
-            ("sampling.prompts_per_epoch", self.sampling.prompts_per_epoch),
-            ("optimizer.batch_size", self.optimizer.batch_size),
-        ):
-            if size < self.devices:
-                raise ValueError(f"devices: at most {name} = {size}, so that each has work")
-        return self
+    @field_validator("devices")
+    @classmethod
+    def _work_for_every_device(cls, devices: int, others: ValidationInfo) -> int:
+        for field_name, part in (("sampling", "prompts_per_epoch"), ("optimizer", "batch_size")):
+            settings = others.data.get(field_name)  # None: refused for a reason of its own
+            if settings is not None and (size := getattr(settings, part)) < devices:
+                raise ValueError(
+                    f"each needs work: ask for at most {size}, or raise {field_name}.{part} to {devices}"
+                )
+        return devices
 
 
 @dataclass(frozen=True, config=STRICT)

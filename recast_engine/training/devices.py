@@ -142,10 +142,13 @@ def joined(wanted: int) -> Iterator[Devices]:
         return
     backend = "gloo"
     if torch.cuda.is_available():
-        local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if local >= there:
-            raise ConfigError(f"devices: {wanted} are configured, this machine has {there}")
-        torch.cuda.set_device(local)
+        there = torch.cuda.device_count()
+        if wanted > there:
+            raise ConfigError(
+                f"devices: {wanted} are configured, the worker's machine has {there}: "
+                f"ask for at most {there}, or have a worker with more"
+            )
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=TIMEOUT)
     try:

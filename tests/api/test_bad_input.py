@@ -70,7 +70,14 @@ def fields(problem):
         ({"collapse": {"held_out": "ocr"}}, "body.collapse.held_out"),
         ({"retention": {"last": 0}}, "body.retention.last"),
         ({"devices": 0}, "body.devices"),
-        ({"devices": 3, "optimizer": {"batch_size": 2}}, "body"),
+        ({"devices": -2}, "body.devices"),
+        ({"devices": 65}, "body.devices"),
+        ({"devices": 2.5}, "body.devices"),
+        ({"devices": "2"}, "body.devices"),
+        ({"devices": True}, "body.devices"),
+        ({"devices": None}, "body.devices"),
+        ({"devices": 3, "optimizer": {"batch_size": 2}}, "body.devices"),
+        ({"devices": 3, "sampling/prompts_per_epoch": 2}, "body.devices"),
         ({"lora": {"rank": 0}}, "body.lora.rank"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, "body.optimizer.betas.1"),
         ({"seed": -1}, "body.seed"),
@@ -84,6 +91,21 @@ def test_a_training_that_cannot_work_names_the_field(client, training, job_count
         problem = refused(client.post(path, content=content, headers=headers))
         assert field in fields(problem), problem
     assert job_count() == 0
+
+
+def test_devices_without_work_are_refused_with_the_remedy(client, training):
+    """Whatever else the training asks for: a running profile is kept on any number of devices."""
+    refreshed = {"stages/0/allocation": {"refresh": "on_drift"}, "devices": 4}
+    work = {"sampling/prompts_per_epoch": 4, "optimizer": {"batch_size": 4}}
+    assert client.post("/v1/trainings/estimate", json=merged(training, refreshed | work)).status_code == 200
+    few = merged(training, refreshed | work | {"sampling/prompts_per_epoch": 3})
+    (error,) = refused(client.post("/v1/trainings", json=few))["errors"]
+    assert error["loc"] == ["body", "devices"]
+    assert "ask for at most 3, or raise sampling.prompts_per_epoch to 4" in error["msg"]
+    problem = refused(
+        client.post("/v1/trainings", json=merged(training, {"devices": 4, "sampling/steps": 0}))
+    )
+    assert fields(problem) == {"body.sampling.steps"}
 
 
 def test_all_offending_fields_are_named_at_once(client, training, job_count):

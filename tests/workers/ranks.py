@@ -20,6 +20,8 @@ from recast_engine.training.devices import joined
 def run(workdir: Path, observer: Observer) -> Mapping[str, Any]:
     """Run on as many ranks as the request has ``devices``."""
     request = json.loads((workdir / "request.json").read_text())
+    if request["do"] == "lack":  # as on a machine with a single GPU
+        torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
     with joined(request["devices"]) as devices:
         (workdir / f"pid-{devices.rank}").write_text(str(os.getpid()))
         observer.phase(f"of rank {devices.rank}", devices.size)

@@ -64,6 +64,16 @@ def test_a_rank_that_fails_ends_all_with_its_error(tmp_path: Path) -> None:
     assert gone(tmp_path)
 
 
+def test_more_devices_than_the_machine_has_are_named_with_the_remedy(tmp_path: Path) -> None:
+    with engine(tmp_path, "lack") as process:
+        heard = events(process)
+    assert {event["type"] for event in heard} == {"error"}  # of one rank or both
+    detail = (
+        "devices: 2 are configured, the worker's machine has 1: ask for at most 1, or have a worker with more"
+    )
+    assert heard[0]["error"] == {"type": "invalid-config", "detail": detail}
+
+
 def test_a_rank_that_is_killed_ends_all_without_a_word(tmp_path: Path) -> None:
     """As an engine that is killed; the worker counts it as a crash and tries again."""
     with engine(tmp_path, "die") as process:

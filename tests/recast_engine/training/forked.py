@@ -25,7 +25,8 @@ from torch import Tensor
 
 from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.config import EstimatorConfig, StageAllocation, TrainingConfig
-from recast_engine.training import checkpoint, rollouts, update
+from recast_engine.profiling import running
+from recast_engine.training import checkpoint, refresh, rollouts, update
 from recast_engine.training.devices import ALONE, Devices
 from recast_engine.training.loop import train
 from tests.recast_engine.training.tiny import PROMPTS, PixelScorer, Recorder, training_config
@@ -35,12 +36,14 @@ SITES = ("sampling", "scoring", "backward", "write", "stored")
 
 
 def device_config() -> TrainingConfig:
-    """Batches and groups that two ranks cannot halve evenly, accumulation, KL, and a profile to measure."""
+    """Batches and groups that two ranks cannot halve evenly, accumulation, KL, a profile to measure and to
+    keep running, by which the allocation is projected anew."""
     budgets = {"redness": 1.0, "text": 1.0}
     optimizer = {"batch_size": 5, "accumulation": 2, "kl_weight": 0.01}
     config = training_config(budgets, EPOCHS, **optimizer)
     estimator = EstimatorConfig(levels=3, prompts=4, images_per_prompt=2, sampling_steps=2)
-    stage = replace(config.stages[0], allocation=StageAllocation(method="recast", estimator=estimator))
+    allocation = StageAllocation(estimator=estimator, refresh="every_n", refresh_every=2)
+    stage = replace(config.stages[0], allocation=allocation)
     sampling = replace(config.sampling, prompts_per_epoch=3, images_per_prompt=4)
     return replace(config, stages=(stage,), sampling=sampling)
 
@@ -235,6 +238,7 @@ def moments(backbone: SD3Backbone, folder: Path, seed: int) -> None:
 def main() -> None:
     mode, pipeline, folder, *seed = sys.argv[1:]
     torch.set_num_threads(1)
+    running.FEWEST_PROMPTS, refresh.IMAGES_PER_UNIT = 2, 2  # four prompts are all there are here
     backbone = SD3Backbone.from_pretrained(pipeline, id="tiny")
     if mode == "devices":
         devices(backbone, Path(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from recast_engine.errors import ConfigError
 from recast_engine.training.adapters import load_adapter
@@ -53,6 +55,10 @@ def test_two_devices_train_as_one_and_resume_to_the_bit(tiny_pipeline: Path, tmp
     _fork("devices", tiny_pipeline, tmp_path)
     one, two = (load_adapter(tmp_path / name / "final.safetensors").weights for name in ("one", "two"))
     assert set(one) == set(two)
+    for name in ("one", "two"):
+        with safe_open(tmp_path / name / "final.safetensors", "pt") as file:
+            made = json.loads(file.metadata()["recast.allocations"])
+        assert [allocation["epoch"] for allocation in made] == [0, 2]  # the running profile was acted upon
     largest = max(float(tensor.abs().max()) for name, tensor in one.items() if "lora_B" in name)
     assert largest > 1e-3  # it has learnt something
     for name, tensor in one.items():
@@ -83,3 +89,14 @@ def test_as_many_processes_as_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="1 are configured, but 2"), joined(1):
         pass
+
+
+def test_no_more_devices_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank says so, before any waits for the others."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with pytest.raises(ConfigError, match=r"^devices: 4 are .* has 2: ask for at most 2, or "), joined(4):
+            pass
