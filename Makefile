@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Torch processes with full thread counts slow each other many times over on a few cores.
+# One test process a core, at most four: each loads torch. Tests of one file share fixtures and stay together.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
@@ -47,10 +49,10 @@ up: $(VENV)/.run-ready
 	$(BIN)/python -m recast up $(ARGS)
 
 test: $(VENV)/.dev-ready
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/.dev-ready
-	$(TEST_ENV) $(BIN)/python -m pytest -m slow $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m slow $(ARGS)
 
 lint: $(VENV)/.dev-ready
 	$(BIN)/ruff check .

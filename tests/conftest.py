@@ -16,6 +16,12 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokeni
 
 torch.set_num_threads(1)
 
+LONGEST_FIRST = ("e2e", "workers")  # files of minutes, which no process should begin last
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST_FIRST)
+
 
 def _tokenizer() -> CLIPTokenizer:
     vocabulary = {"<|startoftext|>": 0, "<|endoftext|>": 1, "<|unused|>": 2}
