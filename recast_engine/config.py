@@ -344,6 +344,8 @@ class TrainingConfig:
     """A whole training run; every random draw follows from ``seed``.
 
     Attributes:
+        gradient_checkpointing: compute each layer again in the backward pass instead of keeping what it
+            computed: less memory for more time, and the same numbers. A resumed training may change it.
         devices: processes that train together, one GPU each; ``optimizer.batch_size`` and all else mean the
             same for any number of them, and so do the results, up to rounding.
     """
@@ -360,6 +362,9 @@ class TrainingConfig:
     samples_every: Annotated[int, Field(ge=1, le=100_000, description="epochs between sample grids")] = 5
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     collapse: CollapseGuardConfig = Field(default_factory=CollapseGuardConfig)
+    gradient_checkpointing: Annotated[bool, Field(description="less memory in the update, for more time")] = (
+        False
+    )
     devices: Annotated[int, Field(ge=1, le=64, description="devices that train together")] = 1
     prompt_set_sha256: Sha256 | None = None
 

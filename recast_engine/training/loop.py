@@ -17,6 +17,7 @@ from recast_engine.training.adapters import OLD, POLICY, attached
 from recast_engine.training.checkpointing import resume, write_checkpoint
 from recast_engine.training.devices import ALONE, Devices
 from recast_engine.training.export import export_adapter
+from recast_engine.training.gradients import checkpointed_layers
 from recast_engine.training.guards import collapsed, watch_epoch
 from recast_engine.training.metrics import Meter, epoch_metrics, extend_baseline, moments
 from recast_engine.training.old_policy import old_policy_decay
@@ -93,7 +94,10 @@ def train(
     workdir.mkdir(parents=True, exist_ok=True)
     watched = config.collapse.held_out
     held_out = () if watched is None else (scorer.select((watched,)),)
-    with attached(backbone, config.lora, seed=config.seed) as adapters:
+    with (
+        attached(backbone, config.lora, seed=config.seed) as adapters,
+        checkpointed_layers(backbone, config.gradient_checkpointing),
+    ):
         heard = observer if devices.leads else NullObserver()
         state = TrainingState(backbone, adapters, prompts, config, heard, workdir, devices)
         with_moments = 2 * state.snapshot.bytes

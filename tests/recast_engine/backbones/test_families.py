@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-from torch import Tensor
+from torch import Tensor, nn
 
 from recast_engine.backbones import flux, pipeline
 from recast_engine.backbones.catalogue import FAMILIES, PIXELS_PER_TOKEN, Family, flow_sigmas
@@ -316,18 +316,36 @@ def test_a_saved_adapter_has_the_same_effect_in_the_plain_pipeline(
 def test_a_whole_training_and_the_same_one_resumed(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop knows no family; a module without any effect, hence without gradients, resumes too."""
+    """The loop knows no family; a module without any effect, hence without gradients, resumes too.
+
+    The second epoch, resumed, keeps no activations: each layer runs once more per backward pass, to the same
+    bits.
+    """
     monkeypatch.setattr(flux, "T5_TOKENS", 16)  # quicker
     monkeypatch.setattr(case.backbone, "_prompts", PromptCache())
     config = training_config({"redness": 1.0}, 2)
 
-    def adapter(workdir: Path, **options: Any) -> dict[str, Tensor]:
+    calls = {"without": 0, "with": 0}
+
+    def count(*_: Any) -> None:
+        if torch.is_grad_enabled():
+            calls["with" if case.backbone.transformer.gradient_checkpointing else "without"] += 1
+
+    layer = next(m for m in case.backbone.transformer.modules() if isinstance(m, nn.ModuleList))[0]
+    watch = layer.register_forward_pre_hook(count)
+
+    def adapter(workdir: Path, *, again: bool = False, **options: Any) -> dict[str, Tensor]:
         arguments = {"observer": Recorder(), "workdir": workdir, **options}
-        result = train(case.backbone, PixelScorer("redness"), PROMPT_SET, config, **arguments)
+        asked = replace(config, gradient_checkpointing=again)
+        result = train(case.backbone, PixelScorer("redness"), PROMPT_SET, asked, **arguments)
         return load_adapter(result.adapter).weights
 
     whole = adapter(tmp_path / "whole")
-    resumed = adapter(tmp_path / "resumed", resume_from=tmp_path / "whole" / "checkpoints" / "epoch-000001")
+    first = tmp_path / "whole" / "checkpoints" / "epoch-000001"
+    resumed = adapter(tmp_path / "resumed", again=True, resume_from=first)
+    watch.remove()
+    assert not case.backbone.transformer.gradient_checkpointing
+    assert calls["with"] == calls["without"] > 0  # one epoch of two, each layer twice
     assert any(value.any() for name, value in whole.items() if "lora_B" in name)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 

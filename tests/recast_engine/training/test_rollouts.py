@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from recast_engine.backbones.sd3 import SD3Backbone
+from recast_engine.config import LoRAConfig, SamplingConfig
 from recast_engine.errors import RewardFailure
+from recast_engine.observer import NullObserver
 from recast_engine.rewards.base import Scores
+from recast_engine.training.adapters import EMA, OLD, POLICY, AdapterSet, attached
 from recast_engine.training.rollouts import (
     check_failures,
     choose_prompts,
+    draw_rollouts,
     image_seeds,
     update_generator,
 )
+from tests.recast_engine.training.tiny import PROMPTS, PixelScorer
 
 
 def test_every_prompt_is_used_equally_often() -> None:
@@ -49,3 +55,27 @@ def test_a_fifth_of_failures_is_tolerated_and_more_is_not() -> None:
     check_failures(_scores(2))
     with pytest.raises(RewardFailure, match="ocr failed on 3 of 10 images"):
         check_failures(_scores(3))
+
+
+def test_images_come_from_the_old_policy_alone(backbone: SD3Backbone) -> None:
+    """Other adapters may be anything; a changed old one changes every image."""
+
+    def drawn(adapters: AdapterSet) -> torch.Tensor:
+        config = SamplingConfig(steps=2, prompts_per_epoch=2, images_per_prompt=2)
+        scorers = (PixelScorer("redness"),)
+        found = draw_rollouts(backbone, adapters, scorers, PROMPTS[:2], config, range(4), NullObserver())
+        return found.latents
+
+    def scramble(adapters: AdapterSet, name: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for parameter in adapters.parameters(name):
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+
+    with attached(backbone, LoRAConfig(rank=2, alpha=4.0), seed=0) as adapters:
+        before = drawn(adapters)
+        scramble(adapters, POLICY)
+        scramble(adapters, EMA)
+        assert torch.equal(drawn(adapters), before)
+        scramble(adapters, OLD)
+        changed = drawn(adapters) - before
+    assert bool((changed.abs().amax((1, 2, 3)) > 1e-3).all())
