@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -19,7 +19,16 @@ from recast_engine.errors import ConfigError
 
 MAX_PROMPT_CHARACTERS = 4000
 
-_DOUBLE_QUOTED = re.compile(r"""["＂]([^"＂]*)["＂]|“([^“”]*)”|„([^„“”]*)[“”]|«([^«»]*)»|「([^「」]*)」""")
+Relation = Literal["left of", "right of", "above", "below"]
+"""Positions of GenEval's clauses."""
+
+# Pairs in reading order: a mark that opens in one language and closes in another is what stands first.
+# A straight mark right after a digit is an inch; a typographic opening may be closed by a straight mark.
+_DOUBLE_QUOTED = re.compile(
+    r"""(?<!\d)["＂]([^"＂]*)["＂]"""
+    r"""|“([^“”]*)”|“([^“”"]*)"|„([^„“”"]*)[“”"]|”([^“”]*)”"""
+    r"""|«([^«»]*)»|»([^«»]*)«|「([^「」]*)」|『([^『』]*)』"""
+)
 # A single quote opens after no letter and closes before none; between letters, and before a decade, it is an
 # apostrophe.
 _SINGLE_QUOTED = re.compile(r"""(?<!\w)['‘](?!\d0s)(?=\S)((?:[^'‘’]|(?<=\w)['’](?=\w))+)(?<=\S)['’](?!\w)""")
@@ -88,7 +97,7 @@ class _Clause(BaseModel):
     label: str = Field(alias="class", min_length=1)
     count: int = Field(ge=1, le=100)
     color: str | None = None
-    position: tuple[str, int] | None = None
+    position: tuple[Relation, int] | None = None
 
 
 class _Line(BaseModel):
@@ -110,8 +119,8 @@ class _Line(BaseModel):
     @classmethod
     def _positions_point_back(cls, clauses: list[_Clause]) -> list[_Clause]:
         for index, clause in enumerate(clauses):
-            if clause.position is not None and not 0 <= clause.position[1] < len(clauses):
-                raise ValueError(f"include[{index}].position refers to a clause that does not exist")
+            if clause.position is not None and not 0 <= clause.position[1] < index:
+                raise ValueError(f"include[{index}].position must refer to a clause before it, as in GenEval")
         return clauses
 
     def to_prompt(self) -> Prompt:

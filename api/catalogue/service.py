@@ -114,9 +114,14 @@ def metadata_problem(reward: str, prompts: Sequence[Prompt]) -> str | None:
     """Why ``reward`` can score none of ``prompts``; None when it can score some."""
     if usable_prompts(reward, prompts):
         return None
-    needs = " and ".join(repr(name) for name in REWARDS[reward].needs_metadata)
-    needs += " (or a quoted span)" if "text" in REWARDS[reward].needs_metadata else ""
-    return f"reward {reward!r} needs prompts with {needs}, and the prompt set has none"
+    wanted = REWARDS[reward].needs_metadata
+    fields = " and ".join(repr(name) for name in wanted)
+    quotes = "text" in wanted
+    return (
+        f"reward {reward!r} needs prompts with {fields}{' (or a quoted span)' if quotes else ''}, and the "
+        f"prompt set has none: {'put the words to spell in quotes, ' if quotes else ''}use a prompt set "
+        f"whose JSON lines have {fields}, or leave the reward out"
+    )
 
 
 def _short(text: str, limit: int = 400) -> str:

@@ -138,9 +138,13 @@ def test_a_reward_without_its_metadata_is_refused(client, training, job_count):
     plain = client.post("/v1/prompt-sets", json={"name": "plain", "content": "a red circle\n"}).json()["id"]
     problem = refused(client.post("/v1/trainings", json=training | {"prompt_set": plain}))
     assert fields(problem) == {"body.stages.0.budgets"}
-    assert "'ocr' needs prompts with 'text'" in problem["errors"][0]["msg"]
+    message = problem["errors"][0]["msg"]
+    assert "'ocr' needs prompts with 'text' (or a quoted span)" in message
+    assert "put the words to spell in quotes" in message  # the remedy
     profile = {"model": "miniature", "prompt_set": plain, "rewards": ["clipscore", "geneval"]}
-    assert fields(refused(client.post("/v1/profiles", json=profile))) == {"body.rewards.1"}
+    problem = refused(client.post("/v1/profiles", json=profile))
+    assert fields(problem) == {"body.rewards.1"}
+    assert "use a prompt set whose JSON lines have 'include'" in problem["errors"][0]["msg"]
     silenced = merged(training, {"prompt_set": plain, "stages/0/budgets/ocr": 0})
     assert client.post("/v1/trainings/estimate", json=silenced).status_code == 200
     assert job_count() == 0

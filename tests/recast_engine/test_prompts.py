@@ -42,6 +42,17 @@ def test_dump_is_inverted_by_parse_and_hash_ignores_formatting():
         ('{"prompt": "x", "colour": "red"}', "colour"),
         ('{"prompt": "x", "include": [{"class": "a", "count": 0}]}', "include.0.count"),
         ('{"prompt": "x", "include": [{"class": "a", "count": 1, "position": ["above", 3]}]}', "position"),
+        ('{"prompt": "x", "include": [{"class": "a", "count": 1, "position": ["above", 0]}]}', "before it"),
+        (
+            '{"prompt": "x", "include": [{"class": "a", "count": 1, "position": ["above", 1]}, '
+            '{"class": "b", "count": 1}]}',
+            "before it",
+        ),
+        (
+            '{"prompt": "x", "include": [{"class": "a", "count": 1}, '
+            '{"class": "b", "count": 1, "position": ["inside", 0]}]}',
+            "include.1.position.0: Input should be 'left of', 'right of', 'above' or 'below'",
+        ),
         ('{"text": "GO"}', "prompt"),
         ('{"prompt": "x", "prompt": "y"}', "'prompt' is given twice"),
         ('{"prompt": "x", "include": [{"class": "a", "count": 1, "count": 2}]}', "'count' is given twice"),
@@ -92,6 +103,15 @@ def test_prompt_equality_is_by_value():
         ('nothing between "" or " "', []),
         ("看板に「営業中」", ["営業中"]),
         ('an open " quote', []),
+        ('a 12" record and a 7" single', []),  # inches
+        ('a 12" pizza box that says "HOT"', ["HOT"]),
+        ('"Route 66" beside "Exit 7"', ["Route 66", "Exit 7"]),
+        ("ein Schild »Hallo« und »Welt«", ["Hallo", "Welt"]),
+        ("une affiche «Salut» et «Paris»", ["Salut", "Paris"]),
+        ("en skylt ”Hej” och ”Stopp”", ["Hej", "Stopp"]),
+        ('a sign “STOP" and „GEH", then “GO”', ["STOP", "GEH", "GO"]),  # closed by a straight mark
+        ("看板に『本日』", ["本日"]),
+        ('写着"你好"的招牌', ["你好"]),
     ],
 )
 def test_quoted_spans_are_found_and_apostrophes_are_not(prompt, spans):
