@@ -4,6 +4,7 @@ Source: Ghosh et al., "GenEval: An Object-Focused Framework for Evaluating Text-
 (arXiv 2310.11513) and its evaluation script (github.com/djghosh13/geneval). The strict verdict is theirs:
 
 * an object exists when its confidence exceeds a threshold, higher for counting prompts; at most 16 a class;
+  of boxes that overlap by more than asked (their option ``max_overlap``, off unless set) the surest stays;
 * an ``include`` clause looks at the ``count`` most confident objects of its class, which must exist, all
   have the clause's colour, and all stand in the clause's position to all objects of the clause it names;
 * an ``exclude`` clause fails when ``count`` or more objects of its class exist.
@@ -20,18 +21,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recast_engine.backbones.catalogue import RewardWorld
-from recast_engine.prompts import Prompt
+from recast_engine.errors import ConfigError
+from recast_engine.prompts import Prompt, Relation
+from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.detection import Box, Detection, Detector
 
 logger = logging.getLogger(__name__)
 
-RELATIONS = ("left of", "right of", "above", "below")
+RELATIONS: tuple[str, ...] = get_args(Relation)
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,15 @@ class Rules:
         threshold: confidence above which an object exists.
         counting_threshold: the same for prompts tagged "counting", where duplicates would hurt.
         max_objects: most confident objects kept per class.
+        max_overlap: intersection over union from which a box doubles a surer one of its class, and goes;
+            1 keeps every box.
         slack: share of the summed box sizes that an offset must exceed before it counts as a position.
     """
 
     threshold: float = 0.3
     counting_threshold: float = 0.9
     max_objects: int = 16
+    max_overlap: float = 1.0
     slack: float = 0.1
 
 
@@ -85,7 +91,27 @@ def existing(detections: Sequence[Detection], tag: str | None, rules: Rules) -> 
     for detection in sorted(detections, key=lambda d: -d.confidence):
         if detection.confidence > threshold:
             groups.setdefault(detection.label, []).append(detection)
-    return {label: group[: rules.max_objects] for label, group in groups.items()}
+    kept = {label: group[: rules.max_objects] for label, group in groups.items()}
+    return {label: _distinct(group, rules.max_overlap) for label, group in kept.items()}
+
+
+def _distinct(group: Sequence[Detection], max_overlap: float) -> list[Detection]:
+    """``group``, the most confident first, without boxes that overlap one before them."""
+    kept: list[Detection] = []
+    for one in group:
+        if max_overlap == 1.0 or all(overlap(one.box, other.box) < max_overlap for other in kept):
+            kept.append(one)
+    return kept
+
+
+def overlap(box: Box, other: Box) -> float:
+    """Intersection over union of two boxes, whose far edges are pixels of theirs, as GenEval counts."""
+
+    def area(x0: float, y0: float, x1: float, y1: float) -> float:
+        return max(x1 - x0 + 1, 0.0) * max(y1 - y0 + 1, 0.0)
+
+    shared = area(max(box[0], other[0]), max(box[1], other[1]), min(box[2], other[2]), min(box[3], other[3]))
+    return shared / (area(*box) + area(*other) - shared)
 
 
 def _presence(clause: Mapping[str, Any], found: Sequence[Detection]) -> list[float]:
@@ -148,29 +174,42 @@ class GenEval:
         self._strict = strict
 
     def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
-        """Scores (N,) in [0, 1]; NaN, logged, where detector or metadata failed on an image."""
-        scores = np.full(len(images), np.nan)
+        """Scores (N,) in [0, 1].
+
+        Raises:
+            PartialFailure: detector or metadata failed on some images, logged; NaN for them.
+        """
+        scores, failures = np.full(len(images), np.nan), []
         for index, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
             try:
                 verdict = judge(self._detector(image), prompt, self._rules)
                 scores[index] = float(verdict.strict) if self._strict else verdict.soft
             except Exception as error:
                 logger.warning("geneval failed on an image: %s", type(error).__name__, exc_info=True)
+                failures.append(type(error).__name__)
+        if failures:
+            raise PartialFailure(scores, f"the detector failed ({failures[-1]})")
         return scores
 
 
-def load(world: RewardWorld, device: str, *, strict: bool = False) -> GenEval:
+def load(
+    world: RewardWorld, device: str, *, strict: bool = False, max_overlap: float = Rules.max_overlap
+) -> GenEval:
     """With the detector of the world; ``[options.geneval] strict = true`` asks for GenEval's own verdict.
 
     Raises:
+        ConfigError: ``max_overlap`` is not in (0, 1].
         WeightsUnavailable: the detector's weights or CLIP's are not there.
     """
+    if not 0 < max_overlap <= 1:
+        raise ConfigError(f"options.geneval.max_overlap must be above 0 and at most 1, got {max_overlap}")
     if world == "miniature":
         from recast_engine.miniature.detector import MiniatureDetector
 
         # GenEval asks for 0.9 when counting because its detector reports one object several times. The
         # miniature's does not, and its confidence measures how crisp a shape is.
-        return GenEval(MiniatureDetector(), Rules(counting_threshold=Rules.threshold), strict=strict)
+        rules = Rules(counting_threshold=Rules.threshold, max_overlap=max_overlap)
+        return GenEval(MiniatureDetector(), rules, strict=strict)
     from recast_engine.rewards.mask2former import Mask2FormerDetector
 
-    return GenEval(Mask2FormerDetector.load(device), strict=strict)
+    return GenEval(Mask2FormerDetector.load(device), Rules(max_overlap=max_overlap), strict=strict)

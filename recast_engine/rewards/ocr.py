@@ -23,6 +23,7 @@ from PIL import Image
 
 from recast_engine.backbones.catalogue import RewardWorld
 from recast_engine.prompts import Prompt
+from recast_engine.rewards.base import PartialFailure
 
 logger = logging.getLogger(__name__)
 
@@ -155,24 +156,39 @@ class OCR:
 
     def read(self, images: NDArray[np.uint8]) -> list[str | None]:
         """What is written in each RGB image (N, H, W, 3); None, logged, where the reader failed."""
+        return self._read(images, [])
+
+    def _read(self, images: NDArray[np.uint8], failures: list[str]) -> list[str | None]:
         if min(images.shape[1:3]) < SMALL:
             self._line_reader = self._line_reader or LineReader()
-            return _read(self._line_reader, [text_line(image) for image in images])
+            return _read(self._line_reader, [text_line(image) for image in images], failures)
         self._page_reader = self._page_reader or PageReader()
-        return _read(self._page_reader, [np.ascontiguousarray(image[:, :, ::-1]) for image in images])
+        pages = [np.ascontiguousarray(image[:, :, ::-1]) for image in images]
+        return _read(self._page_reader, pages, failures)
 
     def score(self, images: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
-        """Scores (N,) in [0, 1]; NaN where the reader failed on an image."""
-        scores = np.full(len(images), np.nan)
+        """Scores (N,) in [0, 1].
+
+        Raises:
+            PartialFailure: the reader failed on some images, or a prompt has no target; NaN for them.
+        """
+        scores, failures = np.full(len(images), np.nan), list[str]()
         scene = min(images.shape[1:3]) >= SMALL
-        for index, (read, prompt) in enumerate(zip(self.read(images), prompts, strict=True)):
-            if read is not None and prompt.target is not None:
+        for index, (read, prompt) in enumerate(zip(self._read(images, failures), prompts, strict=True)):
+            if prompt.target is None:
+                failures.append("a prompt has no target text")
+            elif read is not None:
                 scores[index] = similarity(read, prompt.target, within=scene)
+        if failures:
+            raise PartialFailure(scores, failures[-1])
         return scores
 
 
-def _read(reader: Reader, crops: Sequence[NDArray[np.uint8]]) -> list[str | None]:
-    """All crops at once; after a failure one by one, so that only the crops at fault are lost."""
+def _read(reader: Reader, crops: Sequence[NDArray[np.uint8]], failures: list[str]) -> list[str | None]:
+    """All crops at once; after a failure one by one, so that only the crops at fault are lost.
+
+    ``failures`` gets a text for each of them.
+    """
     if not crops:
         return []
     try:
@@ -181,9 +197,10 @@ def _read(reader: Reader, crops: Sequence[NDArray[np.uint8]]) -> list[str | None
         logger.warning(
             "text recogniser failed on %d images: %s", len(crops), type(error).__name__, exc_info=True
         )
-    if len(crops) == 1:
-        return [None]
-    return [text for crop in crops for text in _read(reader, [crop])]
+        if len(crops) == 1:
+            failures.append(f"the text recogniser failed ({type(error).__name__})")
+            return [None]
+    return [text for crop in crops for text in _read(reader, [crop], failures)]
 
 
 def load(world: RewardWorld, device: str) -> OCR:

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recast_engine.errors import ConfigError
 from recast_engine.miniature import world
 from recast_engine.miniature.detector import MiniatureDetector
 from recast_engine.prompts import Prompt, parse_prompts
-from recast_engine.rewards.geneval import GenEval, Rules, judge, relative_positions
+from recast_engine.rewards.base import PartialFailure
+from recast_engine.rewards.geneval import GenEval, Rules, judge, load, overlap, relative_positions
 
 
 class Found(NamedTuple):
@@ -66,6 +68,33 @@ def test_at_most_sixteen_objects_of_a_class_are_kept():
     crowd = [Found("cat")] * 30
     assert judge(crowd, prompt({"class": "cat", "count": 17})).soft == pytest.approx(16 / 17)
     assert judge(crowd, prompt(ONE_CAT, exclude=({"class": "cat", "count": 17},))).strict
+
+
+def test_overlap_by_hand():
+    assert overlap((0, 0, 9, 9), (0, 0, 9, 9)) == 1.0
+    assert overlap((0, 0, 9, 9), (5, 0, 14, 9)) == pytest.approx(50 / 150)  # 10 x 10 px each, 5 x 10 shared
+    assert overlap((0, 0, 9, 9), (10, 0, 19, 9)) == 0.0
+
+
+def test_boxes_that_double_a_surer_one_go_when_asked():
+    # One cat seen twice, and another: the second box shares 90 / 110 = 0.82 with the first.
+    places = [(0.95, 0), (0.92, 1), (0.91, 50)]
+    found = [Found("cat", confidence, (x, 0, x + 9, 9)) for confidence, x in places]
+    asked = prompt(TWO_CATS, exclude=({"class": "cat", "count": 3},), tag="counting")
+    assert not judge(found, asked).strict  # as published: no suppression unless it is asked for
+    assert judge(found, asked, Rules(max_overlap=0.8)).strict
+    assert not judge(found, asked, Rules(max_overlap=0.9)).strict
+    other = [Found("dog", 0.99, (0, 0, 9, 9)), *found]  # another class hides nothing
+    assert judge(other, asked, Rules(max_overlap=0.8)).strict
+    # 16 are kept first, and of those the doubles go, in the published order.
+    crowd = [Found("cat", 0.95, (0, 0, 9, 9))] * 16 + [Found("cat", 0.91, (50, 0, 59, 9))]
+    assert not judge(crowd, prompt(TWO_CATS), Rules(max_overlap=0.8)).strict
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, float("nan")])
+def test_an_overlap_that_is_no_share_is_refused(value):
+    with pytest.raises(ConfigError, match=r"options\.geneval\.max_overlap"):
+        load("miniature", "cpu", max_overlap=value)
 
 
 def test_colour_is_asked_of_the_most_confident_objects_only():
@@ -174,9 +203,9 @@ def test_a_failing_detector_costs_one_image():
         return [Found("cat")]
 
     images = np.stack([np.ones((8, 8, 3), np.uint8), np.zeros((8, 8, 3), np.uint8)])
-    scores = GenEval(detector).score(images, [prompt(ONE_CAT)] * 2)
-    assert scores[0] == 1.0
-    assert np.isnan(scores[1])
+    with pytest.raises(PartialFailure, match=r"the detector failed \(RuntimeError\)") as caught:
+        GenEval(detector).score(images, [prompt(ONE_CAT)] * 2)
+    np.testing.assert_array_equal(caught.value.values, [1.0, np.nan])
 
 
 KINDS = {

@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from recast_engine.miniature import world
 from recast_engine.prompts import Prompt
 from recast_engine.rewards import ocr
+from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.ocr import OCR, edit_distance, similarity, text_line
 
 
@@ -146,7 +147,7 @@ def test_a_failing_reader_costs_one_image_and_not_a_zero(caplog):
         return ["CAT"] * len(lines)
 
     images = np.stack([np.full((48, 48, 3), level, np.uint8) for level in (255, 0, 255)])
-    scores = OCR(line_reader=reader).score(images, [Prompt("x", text="CAT")] * 3)
-    assert scores[0] == scores[2] == 1.0
-    assert np.isnan(scores[1])
+    with pytest.raises(PartialFailure, match=r"the text recogniser failed \(RuntimeError\)") as caught:
+        OCR(line_reader=reader).score(images, [Prompt("x", text="CAT")] * 3)
+    np.testing.assert_array_equal(caught.value.values, [1.0, np.nan, 1.0])
     assert "RuntimeError" in caplog.text
