@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from recast_engine import miniature
 from recast_engine.backbones.catalogue import RewardWorld
+from recast_engine.errors import ConfigError
 from recast_engine.rewards.base import Reward
 from recast_engine.rewards.settings import weights_folder
 from recast_engine.weights import weights_identity
@@ -134,6 +136,16 @@ class MiniatureWeights:
         return {"weights": weights_identity(folder, None, "config.json")}
 
 
+def check_options(
+    reward: str, target: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    """Raises ConfigError for options that ``target(*arguments, **options)`` does not know."""
+    try:
+        inspect.signature(target).bind(*arguments, **options)
+    except TypeError as error:
+        raise ConfigError(f"options.{reward}: {error}") from None
+
+
 @dataclass(frozen=True)
 class RewardInfo:
     """A catalogue entry.
@@ -198,4 +210,5 @@ class RewardInfo:
         if isinstance(loader, str):
             module, _, name = loader.partition(":")
             loader = getattr(importlib.import_module(module), name)
+        check_options(self.id, loader, (world, device), self.options)
         return loader(world, device, **self.options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ class PickScore:
 
 def load(world: RewardWorld, device: str, *, divisor: float = 1.0) -> PickScore:
     """With the published weights. Raises WeightsUnavailable, ConfigError for a bad divisor."""
-    if not divisor > 0:
+    if not 0 < divisor < math.inf:
         raise ConfigError(f"options.pickscore.divisor must be positive, got {divisor}")
     embedder = ClipEmbedder.load_for("pickscore", world, device, "yuvalkirstain/PickScore_v1")
     return PickScore(embedder, divisor=divisor)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,56 @@ def test_a_decorated_function_is_still_a_function_and_a_catalogue_entry():
 def test_ids_are_plain_words(id):
     with pytest.raises(ConfigError, match="no reward id"):
         reward(id, objective="appearance", range=(0, 1), licence="MIT")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"needs_metadata": ["txt"]}, "needs_metadata"),
+        ({"needs_metadata": "text"}, "needs_metadata"),
+        ({"worlds": ["mars"]}, "worlds"),
+        ({"role": "judge"}, "role"),
+        ({"range": (1, 0)}, "range"),
+        ({"range": (0, float("inf"))}, "range"),
+        ({"objective": "Good looks"}, "objective"),
+        ({"licence": " "}, "licence"),
+    ],
+)
+def test_a_decoration_that_the_catalogue_cannot_show_is_refused_by_name(change, name):
+    fields = {"objective": "appearance", "range": (0, 1), "licence": "MIT"} | change
+    with pytest.raises(ConfigError, match=f"reward 'mine': {name} must be"):
+        reward("mine", **fields)
+
+
+def test_a_plug_in_works_in_the_lane_that_it_names():
+    @reward("far", objective="appearance", range=(0, 1), licence="MIT")
+    class Far:
+        lane = "remote"
+
+        def score(self, images, prompts):
+            return np.zeros(len(images))
+
+    assert Far.recast_reward.load("public", "cpu").lane == "remote"
+    assert grey.recast_reward.load("public", "cpu").lane == "device"
+
+
+def test_options_that_a_reward_does_not_know_are_refused_by_name():
+    @reward("gained", objective="appearance", range=(0, 1), licence="MIT")
+    class Gained:
+        def __init__(self, device, gain=1.0):
+            pass
+
+        def score(self, images, prompts):
+            return np.zeros(len(images))
+
+    for info, options in (
+        (grey.recast_reward, {"gain": 2}),
+        (Gained.recast_reward, {"gian": 2}),
+        (catalogue.REWARDS["pickscore"], {"divisr": 26}),
+    ):
+        with pytest.raises(ConfigError, match=rf"options\.{info.id}: .*{next(iter(options))}"):
+            replace(info, options=options).load("public", "cpu")
+    Gained.recast_reward.load("public", "cpu")
 
 
 def test_a_plug_in_cannot_take_the_place_of_another_reward(caplog):
