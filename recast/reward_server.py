@@ -97,6 +97,9 @@ def _answer(scorer: Scorer, asked: ScoreRequest) -> dict[str, object]:
     """Scores, null where the reward failed or the prompt lacks what it needs, and the last error if any."""
     scores = scorer.select([asked.reward])(asked.images, asked.prompts)
     error = next(filter(None, scores.errors), None)
+    if error is None and not scores.applicable.all():
+        needs = " and ".join(repr(name) for name in reward_info(asked.reward).needs_metadata)
+        error = f"some prompts lack {needs}"
     return encode_scores(scores.values[0]) | ({"error": error} if error else {})
 
 

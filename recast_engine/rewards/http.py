@@ -33,7 +33,8 @@ class HttpReward:
         """Scores (N,) of ``images`` (N, H, W, 3).
 
         Raises:
-            PartialFailure, RewardFailure: some or all batches got no usable answer.
+            PartialFailure, RewardFailure: some or all batches got no usable answer, or the server says why it
+                has no score for some images.
         """
         size = self._config.batch
         parts = [range(start, min(start + size, len(images))) for start in range(0, len(images), size)]

@@ -58,6 +58,7 @@ class HttpRewardConfig:
     @classmethod
     def _http(cls, value: str) -> str:
         parts = urlsplit(value)
+        _ = parts.port  # raises ValueError where it is no port
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be an http or https address")
         if parts.username or parts.password:

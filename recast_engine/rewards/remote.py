@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+MAX_ANSWER = 4 * 1024 * 1024
+"""Bytes of an answer, unpacked, beyond which it is not read."""
 Item = TypeVar("Item")
 
 
@@ -40,6 +42,7 @@ class Endpoint:
         first_pause: float = FIRST_PAUSE,
     ):
         self.name, self._url, self._retries, self._pause = name, url, retries, first_pause
+        self._timeout = timeout
         loopback = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
         self._client = httpx.Client(
             timeout=timeout,
@@ -52,26 +55,44 @@ class Endpoint:
         """The body of the answer to a POST.
 
         Raises:
-            RewardFailure: no answer with status 200, after all retries.
+            RewardFailure: no answer with status 200, after all retries, or one larger than ``MAX_ANSWER``.
         """
         problem = ""
         for attempt in range(self._retries + 1):
             if attempt:
                 time.sleep(min(self._pause * 2 ** (attempt - 1), LONGEST_PAUSE))
             try:
-                answer = self._client.post(self._url, content=content, headers={"Content-Type": content_type})
+                status, body = self._exchange(content, content_type)
             except httpx.TimeoutException:
                 problem = "the server did not answer in time"
             except httpx.HTTPError as error:
                 problem = f"the server cannot be reached ({type(error).__name__})"
             else:
-                if answer.status_code == httpx.codes.OK:
-                    return answer.content
-                problem = f"the server answered {answer.status_code}"
-                if answer.status_code not in RETRIED:
+                if status == httpx.codes.OK:
+                    return body
+                problem = f"the server answered {status}"
+                if status not in RETRIED:
                     break
             logger.warning("reward %s: %s (attempt %d)", self.name, problem, attempt + 1)
         raise RewardFailure(f"reward {self.name!r}: {problem}")
+
+    def _exchange(self, content: bytes, content_type: str) -> tuple[int, bytes]:
+        """Status and, with status 200, body. The client's time-out is each read's, the deadline the whole's."""
+        deadline = time.monotonic() + self._timeout
+        headers = {"Content-Type": content_type}
+        body = bytearray()
+        with self._client.stream("POST", self._url, content=content, headers=headers) as answer:
+            if answer.status_code != httpx.codes.OK:
+                return answer.status_code, b""
+            for part in answer.iter_bytes():
+                body += part
+                if len(body) > MAX_ANSWER:
+                    raise RewardFailure(
+                        f"reward {self.name!r}: the server's answer is larger than {MAX_ANSWER} bytes"
+                    )
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout("the answer takes too long")
+        return answer.status_code, bytes(body)
 
 
 def score_parts(
@@ -83,8 +104,8 @@ def score_parts(
     """Scores of all ``parts`` in order, at most ``concurrency`` at once.
 
     Raises:
-        PartialFailure: some parts failed; it carries all scores, NaN for those parts.
-        RewardFailure: every part failed; the first one's error.
+        PartialFailure: some parts failed, or parts of them; it carries all scores, NaN for what failed.
+        RewardFailure: every part failed outright; the first one's error.
     """
 
     def attempt(part: Item) -> NDArray[np.float64] | RewardFailure:
@@ -96,13 +117,17 @@ def score_parts(
     with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(parts)))) as pool:
         results = list(pool.map(attempt, parts))
     errors = [result for result in results if isinstance(result, RewardFailure)]
-    if errors and len(errors) == len(results):
+    if errors and len(errors) == len(results) and not any(isinstance(e, PartialFailure) for e in errors):
         raise errors[0]
-    values = [
-        np.full(size, np.nan) if isinstance(result, RewardFailure) else result
-        for result, size in zip(results, sizes, strict=True)
-    ]
+    values = [_values(result, size) for result, size in zip(results, sizes, strict=True)]
     scores = np.concatenate(values) if values else np.zeros(0)
     if errors:
         raise PartialFailure(scores, str(errors[0]))
     return scores
+
+
+def _values(result: NDArray[np.float64] | RewardFailure, size: int) -> NDArray[np.float64]:
+    """Scores (size,) of a part, NaN for what failed."""
+    if isinstance(result, PartialFailure):
+        return result.values
+    return np.full(size, np.nan) if isinstance(result, RewardFailure) else result

@@ -16,6 +16,7 @@ score, not a low one. The question below asks for the published checkpoint's for
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -119,7 +120,12 @@ def load(
     retries: int = 3,
     first_pause: float = FIRST_PAUSE,
 ) -> UnifiedReward:
-    """The judge at RECAST_UNIFIEDREWARD_URL. Raises WeightsUnavailable when it is not set."""
+    """The judge at RECAST_UNIFIEDREWARD_URL. Raises WeightsUnavailable, ConfigError."""
+    if concurrency < 1 or retries < 0 or not 0 < timeout_seconds < math.inf:
+        raise ConfigError(
+            "options.unifiedreward: concurrency must be at least 1, retries at least 0, and timeout_seconds "
+            f"positive, got {concurrency}, {retries} and {timeout_seconds}"
+        )
     base = os.environ.get(URL)
     if not base:
         raise WeightsUnavailable(f"reward 'unifiedreward' is not available: set {URL}")

@@ -7,15 +7,16 @@ tensor ``images`` (N, H, W, 3) uint8 whose header holds the rest. The answer is 
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
+import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
@@ -23,12 +24,15 @@ from safetensors.numpy import save as save_tensors
 
 from recast_engine.errors import InvalidArgument, RewardFailure
 from recast_engine.prompts import Prompt, prompt_from_json
+from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.http_config import ImageFormat
 
 JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
 MAX_IMAGES = 256
 MAX_SIDE = 4096
+MAX_TOLD = 200
+"""Characters kept of what a server says about a failure."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,11 @@ def _image(place: int, data: Any) -> NDArray[np.uint8]:
             if max(picture.size) > MAX_SIDE:  # before anything is decoded
                 raise InvalidArgument(f"images.{place}: at most {MAX_SIDE} pixels a side")
             return np.asarray(picture.convert("RGB"))
-    except (binascii.Error, TypeError, UnidentifiedImageError, OSError, SyntaxError):
+    except InvalidArgument:
+        raise
+    except Image.DecompressionBombError:
+        raise InvalidArgument(f"images.{place}: at most {MAX_SIDE} pixels a side") from None
+    except (TypeError, ValueError, OSError, SyntaxError, EOFError, struct.error, zlib.error):
         raise InvalidArgument(f"images.{place}.data: not base64 of a {data['format']} image") from None
 
 
@@ -117,12 +125,15 @@ def _from_safetensors(content: bytes) -> tuple[Any, NDArray[np.uint8], Any]:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
         prompts = json.loads(header.get("prompts", "null"))
-    except (SafetensorError, ValueError):
+    except (SafetensorError, ValueError, RecursionError):
         raise InvalidArgument("the body is not safetensors with reward and prompts in its header") from None
     images = tensors.get("images")
     if images is None or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise InvalidArgument("images: a uint8 tensor (N, H, W, 3) is needed")
-    if not 0 < len(images) <= MAX_IMAGES or not 0 < max(images.shape[1:3]) <= MAX_SIDE:
+    if (
+        not 0 < len(images) <= MAX_IMAGES
+        or not 0 < min(images.shape[1:3]) <= max(images.shape[1:3]) <= MAX_SIDE
+    ):
         raise InvalidArgument(f"images: 1 to {MAX_IMAGES} at once, at most {MAX_SIDE} pixels a side")
     return header.get("reward"), images, prompts
 
@@ -137,6 +148,7 @@ def decode_scores(content: bytes, count: int) -> NDArray[np.float64]:
 
     Raises:
         RewardFailure: the answer is not ``{"scores": [...]}`` with ``count`` numbers or nulls.
+        PartialFailure: some scores are missing, and the answer's ``error`` says why.
     """
     try:
         data = json.loads(content)
@@ -149,4 +161,11 @@ def decode_scores(content: bytes, count: int) -> NDArray[np.float64]:
         raise RewardFailure(f"the reward server gave {len(scores)} scores for {count} images")
     if not all(one is None or (isinstance(one, int | float) and not isinstance(one, bool)) for one in scores):
         raise RewardFailure("the reward server gave scores that are neither numbers nor null")
-    return np.array([np.nan if one is None else float(one) for one in scores])
+    try:
+        values = np.array([np.nan if one is None else float(one) for one in scores])
+    except OverflowError:
+        raise RewardFailure("the reward server gave a score that is too large for a number") from None
+    error = data.get("error")
+    if isinstance(error, str) and error.strip() and not np.isfinite(values).all():
+        raise PartialFailure(values, f"the reward server says: {' '.join(error.split())[:MAX_TOLD]}")
+    return values

@@ -19,6 +19,7 @@ import uvicorn
 from recast.reward_server import create_app
 from recast_engine.prompts import Prompt
 from recast_engine.rewards import http_config, wire
+from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.http import HttpReward
 from recast_engine.rewards.jpeg_size import JpegSize
 from recast_engine.rewards.scoring import Scorer
@@ -72,8 +73,9 @@ def test_a_served_reward_scores_as_it_does_at_home(address, monkeypatch, format)
 
 
 def test_what_fails_there_is_null_here_and_its_text_stays_there(address, client, monkeypatch):
-    scores = remote(address, monkeypatch, "png", "ocr").score(IMAGES[:5], PROMPTS[:5])
-    np.testing.assert_array_equal(scores, [np.nan] * 5)  # a batch that raised, and one with a NaN
+    with pytest.raises(PartialFailure, match=r"the reward server says: KeyError$") as caught:
+        remote(address, monkeypatch, "png", "ocr").score(IMAGES[:5], PROMPTS[:5])
+    np.testing.assert_array_equal(caught.value.values, [np.nan] * 5)  # a batch that raised, one with a NaN
     body, kind = wire.encode_request(wire.ScoreRequest("ocr", IMAGES[:2], tuple(PROMPTS[:2])), "png")
     answer = client.post("/v1/score", content=body, headers={"Content-Type": kind})
     assert answer.json() == {"scores": [None, None], "error": "KeyError"}
@@ -85,8 +87,12 @@ def test_what_fails_there_is_null_here_and_its_text_stays_there(address, client,
 def test_a_prompt_without_what_the_reward_needs_has_no_score(client):
     prompts = (Prompt("nothing to spell"), *PROMPTS[:1])
     body, kind = wire.encode_request(wire.ScoreRequest("ocr", IMAGES[1:3], prompts), "webp")
-    answer = client.post("/v1/score", content=body, headers={"Content-Type": kind})
-    assert answer.json()["scores"][0] is None
+    answer = client.post("/v1/score", content=body, headers={"Content-Type": kind}).json()
+    assert answer["scores"][0] is None
+    assert answer["error"]
+    body, kind = wire.encode_request(wire.ScoreRequest("ocr", IMAGES[:1], prompts[:1]), "webp")
+    answer = client.post("/v1/score", content=body, headers={"Content-Type": kind}).json()
+    assert answer == {"scores": [None], "error": "some prompts lack 'text'"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import threading
@@ -10,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from PIL import Image
 
 from recast_engine.errors import ConfigError, InvalidArgument, RewardFailure, WeightsUnavailable
@@ -109,6 +111,39 @@ def test_a_slow_server_times_out_and_a_dropped_connection_fails(server):
         reward(server).score(IMAGES, PROMPTS)
 
 
+def test_an_answer_in_drops_times_out_as_a_whole(server):
+    def drip(handler, _):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "400")
+        handler.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for _ in range(40):  # 2 s, never 0.3 s without a byte
+                handler.wfile.write(b" ")
+                time.sleep(0.05)
+
+    server.on("POST /score", drip)
+    started = time.monotonic()
+    with pytest.raises(RewardFailure, match="did not answer in time"):
+        reward(server, timeout_seconds=0.3).score(IMAGES, PROMPTS)
+    assert time.monotonic() - started < 1.0
+
+
+def test_what_the_server_says_about_a_missing_score_is_told(server):
+    def answer(handler, number):
+        request = wire.decode_request(server.seen[-1].body, handler.headers["Content-Type"])
+        scores = request.images[..., 0].mean(axis=(1, 2)).tolist()
+        error = {"error": "out of\nmemory " + "x" * 999} if request.prompts[0].prompt == "prompt 2" else {}
+        send_json(handler, 200, {"scores": [None if error else scores[0], *scores[1:]], **error})
+
+    server.on("POST /score", answer)
+    with pytest.raises(PartialFailure, match=r"the reward server says: out of memory x+$") as caught:
+        reward(server, batch=2, concurrency=1).score(IMAGES, PROMPTS)
+    expected = IMAGES[..., 0].mean(axis=(1, 2))
+    expected[2] = np.nan  # the other image of that request has its score
+    np.testing.assert_allclose(caught.value.values, expected)
+    assert len(str(caught.value)) < 250
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -117,6 +152,8 @@ def test_a_slow_server_times_out_and_a_dropped_connection_fails(server):
         (b'{"scores": [1, 2]}', "2 scores for 5 images"),
         (b'{"scores": ["1", 2, 3, 4, 5]}', "neither numbers nor null"),
         (b'{"scores": [true, 2, 3, 4, 5]}', "neither numbers nor null"),
+        (b'{"scores": [1' + b"0" * 400 + b", 2, 3, 4, 5]}", "too large for a number"),
+        (b'{"scores": [1, 2, 3, 4, 5]}' + b" " * 5_000_000, "larger than 4194304 bytes"),
     ],
 )
 def test_malformed_answers_are_failures_that_say_so(server, body, message):
@@ -124,7 +161,8 @@ def test_malformed_answers_are_failures_that_say_so(server, body, message):
         handler.send_response(200)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
-        handler.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # nobody reads the long one to its end
+            handler.wfile.write(body)
 
     server.on("POST /score", answer)
     with pytest.raises(RewardFailure, match=message):
@@ -202,6 +240,7 @@ def test_the_key_comes_from_the_environment_and_stays_out_of_errors(server, monk
     ("change", "message"),
     [
         ({"url": "file:///etc/passwd"}, "http.mine.url"),
+        ({"url": "http://host:port/"}, "http.mine.url"),
         ({"url": "http://user:secret@host/"}, "key_env"),
         ({"range": [1, 0]}, "http.mine.range"),
         ({"batch": 0}, "http.mine.batch"),
@@ -230,6 +269,8 @@ def json_request(**change) -> bytes:
         (json_request(images=[{"format": "gif", "data": ""}]), r"images\.0\.format"),
         (json_request(images=[{"format": "png", "data": "!!"}]), r"images\.0\.data"),
         (json_request(images=[{"format": "png", "data": base64.b64encode(b"hello").decode()}]), "png image"),
+        (json_request(images=[{"format": "png", "data": "é"}]), r"images\.0\.data"),
+        (json_request(images=[{"format": "png", "data": 3}]), r"images\.0\.data"),
         (json_request(prompts=[]), "as many prompts"),
         (json_request(prompts=[{"prompt": "x", "colour": 1}]), r"prompts\.0\.colour"),
         (json_request(reward=3), "reward"),
@@ -241,15 +282,26 @@ def test_a_wrong_request_names_its_field(body, message):
 
 
 def test_images_that_would_unpack_to_gigabytes_are_refused_unopened():
-    buffer = io.BytesIO()
-    Image.new("RGB", (5000, 1)).save(buffer, "PNG")
-    image = {"format": "png", "data": base64.b64encode(buffer.getvalue()).decode()}
-    with pytest.raises(InvalidArgument, match="4096 pixels"):
-        wire.decode_request(json_request(images=[image]), wire.JSON)
+    for size in ((5000, 1), (20_000, 20_000)):
+        buffer = io.BytesIO()
+        Image.new("1", size).save(buffer, "PNG")
+        image = {"format": "png", "data": base64.b64encode(buffer.getvalue()).decode()}
+        with pytest.raises(InvalidArgument, match="4096 pixels"):
+            wire.decode_request(json_request(images=[image]), wire.JSON)
     with pytest.raises(InvalidArgument, match="Content-Type"):
         wire.decode_request(b"", "application/x-pickle")
     with pytest.raises(InvalidArgument, match="not safetensors"):
         wire.decode_request(b"\x80\x04N.", wire.SAFETENSORS)
+
+
+def test_tensors_that_are_no_images_are_refused():
+    flat = np.zeros((1, 0, 5, 3), np.uint8)
+    body = safetensors.numpy.save({"images": flat}, {"reward": "ocr", "prompts": '[{"prompt": "x"}]'})
+    with pytest.raises(InvalidArgument, match="images: 1 to 256"):
+        wire.decode_request(body, wire.SAFETENSORS)
+    body = safetensors.numpy.save({"images": flat}, {"reward": "ocr", "prompts": "[" * 100_000})
+    with pytest.raises(InvalidArgument, match="not safetensors"):
+        wire.decode_request(body, wire.SAFETENSORS)
 
 
 CHAT = "POST /v1/chat/completions"
@@ -320,3 +372,6 @@ def test_unifiedreward_needs_an_endpoint_and_a_question_with_the_prompt(monkeypa
     monkeypatch.setenv("RECAST_UNIFIEDREWARD_URL", "http://127.0.0.1:9/v1")
     with pytest.raises(ConfigError, match="prompt"):
         unifiedreward.load("public", "cpu", question="How good is it?")
+    for wrong in ({"concurrency": 0}, {"retries": -1}, {"timeout_seconds": 0.0}):
+        with pytest.raises(ConfigError, match=r"options\.unifiedreward"):
+            unifiedreward.load("public", "cpu", **wrong)
