@@ -77,7 +77,7 @@ class Endpoint:
         raise RewardFailure(f"reward {self.name!r}: {problem}")
 
     def _exchange(self, content: bytes, content_type: str) -> tuple[int, bytes]:
-        """Status and, with status 200, body. The client's time-out is each read's, the deadline the whole's."""
+        """Status and, with status 200, body. The client's time-out is for each read, ours for all."""
         deadline = time.monotonic() + self._timeout
         headers = {"Content-Type": content_type}
         body = bytearray()
