@@ -35,6 +35,13 @@ MASK2FORMER = HubSnapshot("facebook/mask2former-swin-small-coco-instance")
 AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth of christophschuhmann/improved-aesthetic-predictor"
 
 
+HPSV3 = Converted(
+    "hpsv3", "HPSv3.safetensors of MizzenAI/HPSv3", "head.safetensors", arguments="--instruction FILE"
+)
+CODE_MIT = "MIT (code); weights: unknown"
+"""The repository of the weights' authors is MIT; of a licence of the weights themselves we do not know."""
+
+
 def _loader(name: str) -> str:
     return f"recast_engine.rewards.{name}:load"
 
@@ -46,7 +53,7 @@ def _weights(reward: str, *public: Requirement) -> dict[RewardWorld, tuple[Requi
 BUILT_IN: tuple[RewardInfo, ...] = (
     RewardInfo(
         "clipscore", "prompt_fidelity", "cosine of image and prompt under CLIP",
-        (-1.0, 1.0), "training", "MIT", _loader("clipscore"),
+        (-1.0, 1.0), "training", CODE_MIT, _loader("clipscore"),
         memory_gib=0.9, weights=OPENAI_CLIP_L.repository,
         requires=_weights("clipscore", OPENAI_CLIP_L),
     ),
@@ -58,15 +65,16 @@ BUILT_IN: tuple[RewardInfo, ...] = (
     ),
     RewardInfo(
         "pickscore", "appearance", "human preference: logit of a CLIP tuned on choices",
-        (-100.0, 100.0), "training", "MIT", _loader("pickscore"),
+        (-100.0, 100.0), "training", CODE_MIT, _loader("pickscore"),
         memory_gib=2.0, weights="yuvalkirstain/PickScore_v1",
         requires=_weights("pickscore", HubSnapshot("yuvalkirstain/PickScore_v1")),
     ),
     RewardInfo(
         "geneval", "composition",
         "share of the prompt's objects, counts, colours and positions that are right",
-        (0.0, 1.0), "training", "MIT", _loader("geneval"), needs_metadata=("include",),
-        memory_gib=1.8, weights=MASK2FORMER.repository,
+        (0.0, 1.0), "training", "CC-BY-NC-4.0 (Mask2Former); CLIP: as clipscore", _loader("geneval"),
+        needs_metadata=("include",), memory_gib=1.8,
+        weights=f"{MASK2FORMER.repository} and {OPENAI_CLIP_L.repository}",
         requires={"public": (AnyOf((MASK2FORMER, Converted("geneval", "the snapshot"))), OPENAI_CLIP_L)},
     ),
     RewardInfo(
@@ -78,8 +86,8 @@ BUILT_IN: tuple[RewardInfo, ...] = (
     ),
     RewardInfo(
         "aesthetic", "appearance", "quality of the image alone, 0 to 10",
-        (0.0, 10.0), "held_out", "MIT", _loader("aesthetic"),
-        memory_gib=0.9, weights=OPENAI_CLIP_L.repository,
+        (0.0, 10.0), "held_out", "Apache-2.0 (head); CLIP: as clipscore", _loader("aesthetic"),
+        memory_gib=0.9, weights=f"{AESTHETIC_HEAD} and {OPENAI_CLIP_L.repository}",
         requires=_weights(
             "aesthetic",
             OPENAI_CLIP_L,
@@ -97,7 +105,7 @@ BUILT_IN: tuple[RewardInfo, ...] = (
         (-5.0, 20.0), "held_out", "MIT", _loader("hpsv3"), worlds=("public",),
         memory_gib=17.0, weights="MizzenAI/HPSv3",
         requires={
-            "public": (Converted("hpsv3", "HPSv3.safetensors of MizzenAI/HPSv3", "head.safetensors"),)
+            "public": (HPSV3,)
         },
     ),
     RewardInfo(

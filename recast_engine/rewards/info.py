@@ -80,13 +80,14 @@ class Converted:
     reward: str
     published: str
     file: str = "model.safetensors"
+    arguments: str = ""
 
     def missing(self) -> str | None:
         if (weights_folder(self.reward) / self.file).is_file():
             return None
         return (
             f"the published checkpoint is not converted yet: download {self.published}, "
-            f"then run recast rewards convert {self.reward} FILE"
+            f"then run {' '.join(('recast rewards convert', self.reward, 'FILE', self.arguments)).rstrip()}"
         )
 
     def identity(self) -> dict[str, str]:
@@ -156,6 +157,8 @@ class RewardInfo:
         range: lowest and highest value that it is meant to give.
         role: ``held_out`` rewards cannot be trained on.
         loader: a callable, or "module:function", called as ``loader(world, device, **options)``.
+        licence: of the published weights, as their page or the repository that publishes them states it;
+            "unknown" where neither does.
         needs_metadata: prompt fields without which it cannot score.
         worlds: the images it can judge: the miniature's, or full-size ones ("public").
         memory_gib: device memory that its full-size checkpoint takes.

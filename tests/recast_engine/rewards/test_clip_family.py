@@ -87,10 +87,15 @@ def test_scores_equal_the_open_coded_computation(embedder, clip_folder, images):
     )
 
 
-def test_images_are_resized_as_pil_does_it(embedder):
-    image = np.random.default_rng(4).integers(0, 256, (96, 96, 3), dtype=np.uint8)
+@pytest.mark.parametrize(
+    ("height", "width", "resized", "top", "left"),
+    [(96, 96, (32, 32), 0, 0), (20, 20, (32, 32), 0, 0), (50, 75, (48, 32), 0, 8), (75, 50, (32, 48), 8, 0)],
+)
+def test_images_are_resized_as_pil_does_it(embedder, height, width, resized, top, left):
+    image = np.random.default_rng(4).integers(0, 256, (height, width, 3), dtype=np.uint8)
     values = embedder._image_processor(images=[image], return_tensors="np")["pixel_values"][0]
-    by_pil = np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC))
+    by_pil = np.asarray(Image.fromarray(image).resize(resized, Image.Resampling.BICUBIC))
+    by_pil = by_pil[top : top + 32, left : left + 32]
     for row, column in [(0, 0), (0, 31), (17, 5), (31, 31)]:
         expected = (by_pil[row, column] / 255 - MEAN) / STD
         np.testing.assert_allclose(values[:, row, column], expected, atol=1e-5)
@@ -105,9 +110,19 @@ def test_features_are_taken_from_whatever_transformers_returns(embedder, images,
 
     monkeypatch.setattr(embedder.model, "get_image_features", plain)
     torch.testing.assert_close(embedder.images(images), wrapped, rtol=0, atol=0)
+    texts = ClipEmbedder(embedder.model, embedder._image_processor, embedder._tokenizer)
+    wrapped = texts.texts(["a cat"])
+    encode = embedder.model.get_text_features
+    monkeypatch.setattr(embedder.model, "get_text_features", lambda **inputs: encode(**inputs).pooler_output)
+    again = ClipEmbedder(embedder.model, embedder._image_processor, embedder._tokenizer)
+    torch.testing.assert_close(again.texts(["a cat"]), wrapped, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("build", [ClipScore, HPSv2, PickScore])
+def aesthetic(embedder: ClipEmbedder) -> Aesthetic:
+    return Aesthetic(embedder, torch.linspace(-1, 1, 16)[None], torch.tensor([5.0]))
+
+
+@pytest.mark.parametrize("build", [ClipScore, HPSv2, PickScore, aesthetic])
 def test_a_batch_of_one_equals_a_batch_of_many(build, clip_folder, images):
     many = build(ClipEmbedder.load(clip_folder)).score(images, PROMPTS)
     reward = build(ClipEmbedder.load(clip_folder))
@@ -115,7 +130,22 @@ def test_a_batch_of_one_equals_a_batch_of_many(build, clip_folder, images):
     np.testing.assert_allclose(one, many, atol=1e-6)
 
 
-def test_no_gradients_and_no_trainable_weights(embedder, images):
+@pytest.mark.parametrize("build", [ClipScore, HPSv2, PickScore, aesthetic])
+def test_no_gradients_and_no_trainable_weights(build, clip_folder, images, monkeypatch):
+    embedder = ClipEmbedder.load(clip_folder)
+    modes = []
+    for name in ("get_image_features", "get_text_features"):
+        encode = getattr(embedder.model, name)
+
+        def spy(encode=encode, **inputs):
+            modes.append((torch.is_grad_enabled(), embedder.model.training))
+            return encode(**inputs)
+
+        monkeypatch.setattr(embedder.model, name, spy)
+    with torch.enable_grad():
+        build(embedder).score(images, PROMPTS)
+    assert modes
+    assert set(modes) == {(False, False)}
     assert not any(p.requires_grad for p in embedder.model.parameters())
     assert not embedder.images(images).requires_grad
     assert not embedder.texts(["a cat"]).requires_grad

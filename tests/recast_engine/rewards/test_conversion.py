@@ -351,6 +351,8 @@ def test_imagereward_from_the_published_names_equals_blips_computation(tmp_path,
     expected = blip_score(weights, pixels_of(images), [p.prompt for p in PROMPTS])
     np.testing.assert_allclose(reward.score(images, PROMPTS), expected, atol=1e-5)
     assert np.ptp(expected) > 0.01
+    towers = (reward._vision, reward._text)
+    assert not any(weight.requires_grad for tower in towers for weight in tower.parameters())
     one = [reward.score(images[i : i + 1], PROMPTS[i : i + 1])[0] for i in range(3)]
     np.testing.assert_allclose(one, expected, atol=1e-5)
     large = np.asarray(Image.fromarray(images[0]).resize((56, 56), Image.Resampling.NEAREST))

@@ -136,6 +136,7 @@ def test_scores_equal_the_generation_classs_hidden_state_through_the_head(
     expected = [expected_score(small, model, weights, i, p) for i, p in zip(images, plain, strict=True)]
     np.testing.assert_allclose(small.score(images, PROMPTS), expected, atol=1e-5)
     assert np.ptp(expected) > 1e-3
+    assert not any(weight.requires_grad for weight in small._model.parameters())
     one = [small.score(images[i : i + 1], PROMPTS[i : i + 1])[0] for i in range(3)]
     np.testing.assert_allclose(one, expected, atol=1e-5)
 

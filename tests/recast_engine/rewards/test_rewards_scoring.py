@@ -102,6 +102,7 @@ def test_missing_weights_name_the_remedy(monkeypatch, tmp_path):
         ("hpsv2", "recast rewards convert hpsv2"),
         ("geneval", "hf download facebook/mask2former-swin-small-coco-instance"),
         ("imagereward", "recast rewards convert imagereward"),
+        ("hpsv3", "recast rewards convert hpsv3 FILE --instruction FILE"),
         ("unifiedreward", "set RECAST_UNIFIEDREWARD_URL"),
     ],
 )
@@ -112,6 +113,16 @@ def test_full_size_rewards_without_weights_name_the_remedy(reward, remedy, monke
     assert remedy in str(REWARDS[reward].missing("public"))
     with pytest.raises(WeightsUnavailable, match=remedy):
         load_scorer([reward], "public")
+
+
+def test_licences_are_those_of_the_published_weights():
+    licences = {id: REWARDS[id].licence for id in REWARDS}
+    assert licences["geneval"].startswith("CC-BY-NC-4.0")  # of every model in Mask2Former's zoo
+    assert licences["aesthetic"].startswith("Apache-2.0")  # of the improved predictor; LAION's first is MIT
+    assert licences["hpsv2"] == licences["imagereward"] == licences["ocr"] == "Apache-2.0"
+    assert licences["hpsv3"] == "MIT"
+    assert "weights: unknown" in licences["clipscore"]
+    assert "weights: unknown" in licences["pickscore"]
 
 
 def test_errors_are_told_without_what_other_libraries_say():
