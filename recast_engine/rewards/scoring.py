@@ -106,12 +106,14 @@ def _score(
     """Scores (N,) of one reward, NaN where it failed, and why ("" where it did not)."""
     error = ""
     try:
-        values = np.asarray(reward.score(images, prompts), dtype=np.float64)
+        try:
+            given = reward.score(images, prompts)
+        except PartialFailure as failure:
+            logger.warning("reward %s: %s", reward.id, failure)
+            given, error = failure.values, str(failure)
+        values = np.asarray(given, dtype=np.float64)
         if values.shape != (len(images),):
             raise RewardFailure(f"{len(images)} images gave scores of shape {values.shape}")
-    except PartialFailure as failure:
-        logger.warning("reward %s: %s", reward.id, failure)
-        values, error = failure.values, str(failure)
     except Exception as failure:
         logger.exception("reward %s failed on %d images: %s", reward.id, len(images), type(failure).__name__)
         # Only our own errors are worded for people; another's text may hold paths of this machine.

@@ -211,10 +211,13 @@ class ScoringService:
             return score_row(reward, images, prompts, applicable)
         cache = self._caches[reward.id]
         known = np.array([cache.get(key) for key in keys])
-        row = score_row(reward, images, prompts, applicable & ~np.isfinite(known))
+        first: dict[bytes, int] = {}  # an image that stands twice in the batch is asked about once
+        place = np.array([first.setdefault(key, index) for index, key in enumerate(keys)], dtype=np.intp)
+        asked = applicable & ~np.isfinite(known) & (place == np.arange(len(keys)))
+        row = score_row(reward, images, prompts, asked)
         for key, value in zip(keys, row.values.tolist(), strict=True):
             cache.put(key, value)
-        values = np.where(applicable & np.isfinite(known), known, row.values)
+        values = np.where(applicable & np.isfinite(known), known, row.values[place])
         return Row(values, row.seconds, row.error)
 
     def check(self, scores: Scores) -> None:

@@ -61,6 +61,15 @@ def test_non_finite_and_misshapen_scores_are_failures():
     np.testing.assert_array_equal(scores.failed.sum(axis=1), [3, 4])
 
 
+def test_partial_scores_of_another_shape_are_a_failure_of_the_batch():
+    def partly(images, prompts):
+        raise PartialFailure(np.zeros(len(images) + 1), "some failed")
+
+    scores = Scorer([Fake("clipscore", partly), Fake("hpsv2", lambda i, p: np.ones(len(i)))])(IMAGES, PROMPTS)
+    assert scores.failed.sum(1).tolist() == [len(IMAGES), 0]
+    assert scores.errors == (f"{len(IMAGES)} images gave scores of shape ({len(IMAGES) + 1},)", "")
+
+
 def test_a_reward_that_applies_nowhere_is_not_called():
     scores = Scorer([Fake("ocr", fail)])(IMAGES[:1], PROMPTS[:1])
     assert not scores.failed.any()

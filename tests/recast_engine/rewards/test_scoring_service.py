@@ -150,6 +150,16 @@ def test_the_same_image_and_prompt_are_scored_once():
         assert [count for _, count in reward.calls] == [8, 1, 8, 8]
 
 
+def test_an_image_that_stands_twice_in_a_batch_is_scored_once():
+    reward = Fake("clipscore", lambda i, p: np.where(i[:, 0, 0, 0] == 3, np.nan, i[:, 0, 0, 0] + 0.5))
+    twice, prompts = np.concatenate([images(), images()]), PROMPTS * 2
+    with ScoringService(Scorer([reward]), cache=True) as service:
+        scores = service(twice, prompts)
+    assert [count for _, count in reward.calls] == [8]
+    np.testing.assert_array_equal(scores.values[0, :8], scores.values[0, 8:])
+    assert scores.failed.sum() == 2  # both copies of the image without a score
+
+
 def test_closing_lets_go_of_the_threads():
     service = ScoringService(Scorer([Fake("clipscore")]))
     service(images(), PROMPTS)
