@@ -30,8 +30,11 @@ def list_(as_json: Json = False) -> None:
             "objective": info.objective,
             "role": info.role,
             "range": list(info.range),
+            "higher_is_better": info.higher_is_better,
+            "needs_metadata": list(info.needs_metadata),
             "licence": info.licence,
             "memory_gib": info.memory_gib,
+            "weights": info.weights,
             "missing": info.missing("public"),
         }
         for info in REWARDS.values()
@@ -39,10 +42,22 @@ def list_(as_json: Json = False) -> None:
     if as_json:
         emit(rows)
         return
-    table = [[str(row[name]) for name in ("id", "objective", "role", "licence")] for row in rows]
-    for line, row in zip(table, rows, strict=True):
-        line.append(str(row["missing"] or "ready"))
-    out.print(listing(["id", "objective", "role", "licence", "full-size images"], table))
+    table = [
+        [
+            info.id,
+            info.objective,
+            info.role,
+            "{:g} to {:g}".format(*info.range),
+            f"{info.memory_gib:g}",
+            ", ".join(info.needs_metadata),
+        ]
+        for info in REWARDS.values()
+    ]
+    out.print(listing(["id", "objective", "role", "range", "GiB", "needs"], table))
+    out.print("\nFull-size images, and the licence of the weights:")
+    for row in rows:  # not in the table: a remedy is there to be copied, so it is never cut
+        text = f"{row['id']}: {row['missing'] or 'ready'} [{row['licence']}]"
+        out.print(text, markup=False, soft_wrap=True)
 
 
 @rewards.command()

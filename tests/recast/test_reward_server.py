@@ -172,3 +172,13 @@ def test_the_command_lists_rewards_with_what_they_lack(tmp_path):
     rows = {row["id"]: row for row in json.loads(run.stdout)}
     assert rows["jpeg_size"]["missing"] is None
     assert "recast rewards convert hpsv2" in rows["hpsv2"]["missing"]
+    assert rows["ocr"]["needs_metadata"] == ["text"]
+    assert rows["ocr"]["higher_is_better"] is True
+    narrow = {**empty, "COLUMNS": "80"}
+    run = subprocess.run(**command("rewards", "list", **narrow), timeout=60, check=True)
+    lines = [line.rstrip() for line in run.stdout.splitlines()]
+    assert lines[0].split() == ["id", "objective", "role", "range", "GiB", "needs"]
+    for id, row in rows.items():
+        (line,) = [line for line in lines if line.startswith(f" {id} ")]
+        assert line.split()[1:3] == [row["objective"], row["role"]]  # nothing is cut
+        assert f"{id}: {row['missing'] or 'ready'} [{row['licence']}]" in lines
