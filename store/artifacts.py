@@ -6,7 +6,8 @@ import hashlib
 import io
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from store.errors import ArtifactMissing, StorageError, StoreError
+from store.errors import ArtifactDamaged, ArtifactMissing, StorageError, StoreError
 
 CHUNK = 1024 * 1024
 
@@ -65,9 +66,7 @@ class ArtifactStore:
         """Store every file under ``folder`` at its relative name under ``key``. Raises StorageError."""
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         files = tuple((name, self.put_file(f"{key}/{name}", folder / name)) for name in names)
-        listing = "".join(f"{stored.sha256}  {name}\n" for name, stored in files)
-        total = sum(stored.bytes for _, stored in files)
-        return StoredFolder(total, hashlib.sha256(listing.encode()).hexdigest(), files)
+        return _folder_of(files)
 
     def open(self, key: str) -> IO[bytes]:
         """A seekable binary file to read. Raises ArtifactMissing or StorageError."""
@@ -75,8 +74,27 @@ class ArtifactStore:
             opened: IO[bytes] = self._fs.open(self._path(key), "rb")
             return opened
 
-    def fetch(self, key: str, path: Path) -> StoredFile:
-        """Copy the file to the local ``path``. Raises ArtifactMissing or StorageError."""
+    def fetch(self, key: str, path: Path, sha256: str) -> StoredFile:
+        """Copy the file to the local ``path``, where nothing is left of one that is not ``sha256``'s.
+
+        Raises ArtifactMissing, ArtifactDamaged or StorageError.
+        """
+        fetched = self._fetch(key, path)
+        if fetched.sha256 != sha256:
+            path.unlink()
+            raise ArtifactDamaged(key)
+        return fetched
+
+    def fetch_folder(self, key: str, folder: Path, names: Iterable[str], sha256: str) -> StoredFolder:
+        """:meth:`fetch` for what ``put_folder`` stored."""
+        files = tuple((name, self._fetch(f"{key}/{name}", folder / name)) for name in names)
+        fetched = _folder_of(files)
+        if fetched.sha256 != sha256:
+            shutil.rmtree(folder)
+            raise ArtifactDamaged(key)
+        return fetched
+
+    def _fetch(self, key: str, path: Path) -> StoredFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             self._translated(missing=key),
@@ -159,6 +177,12 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> StoredFile:
         digest.update(chunk)
         size += len(chunk)
     return StoredFile(size, digest.hexdigest())
+
+
+def _folder_of(files: tuple[tuple[str, StoredFile], ...]) -> StoredFolder:
+    listing = "".join(f"{stored.sha256}  {name}\n" for name, stored in files)
+    total = sum(stored.bytes for _, stored in files)
+    return StoredFolder(total, hashlib.sha256(listing.encode()).hexdigest(), files)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -52,5 +52,12 @@ class ArtifactMissing(StoreError):
         return f"no artifact under {self.key!r}"
 
 
+class ArtifactDamaged(ArtifactMissing):
+    """The bytes under an artifact's key are not those that were stored, which are lost."""
+
+    def __str__(self) -> str:
+        return f"what is stored under {self.key!r} does not match its checksum"
+
+
 class StorageError(StoreError):
     """Bytes could not be written or read (disk full, no permission, no network)."""

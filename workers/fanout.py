@@ -136,7 +136,7 @@ class FanOut:
             if not found:
                 raise ArtifactMissing(f"scores of {shard.id}")
             path = workdir_of(self._runtime, self._claim) / "shards" / f"{shard.id}.safetensors"
-            self._runtime.artifacts.fetch(found[-1].key, path)
+            self._runtime.artifacts.fetch(found[-1].key, path, found[-1].sha256)
             tables.append(ScoreTable.load(path))
         return tables
 

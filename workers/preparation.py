@@ -29,7 +29,7 @@ from workers.runtime import Runtime
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = 2
-"""Checkpoints put beside the request: the newest, and one to fall back to."""
+"""Checkpoints put beside the request: the newest, and one to fall back to; more where these are damaged."""
 
 
 def workdir_of(runtime: Runtime, claim: Claim) -> Path:
@@ -38,11 +38,11 @@ def workdir_of(runtime: Runtime, claim: Claim) -> Path:
 
 
 def prepare(runtime: Runtime, claim: Claim) -> Path:
-    """Make the work folder of an attempt and fill it.
+    """Make the work folder of an attempt and fill it with bytes that are those once stored.
 
     Raises:
         NotFound: something that the config names is gone.
-        ArtifactMissing: the bytes of an adapter or checkpoint are gone.
+        ArtifactMissing: the bytes of an adapter or checkpoint are gone or damaged.
         StorageError: they cannot be read.
         OSError: the folder cannot be written.
     """
@@ -115,10 +115,10 @@ def _link_proposals(runtime: Runtime, request: Mapping[str, Any]) -> None:
 
 
 def _checkpoints(session: Session, job: Job) -> Sequence[Artifact]:
-    """What a training goes on from: its own newest checkpoints, else the one it was created to resume."""
+    """What a training goes on from: its own checkpoints, newest first, or the one it was made to resume."""
     if job.kind != "training":
         return []
-    own = trainings.newest_checkpoints(session, job.id, CHECKPOINTS)
+    own = trainings.newest_checkpoints(session, job.id)
     if not own and job.resume_from is not None:
         return [artifacts.get(session, job.resume_from, job.workspace_id)]
     return own
@@ -131,11 +131,13 @@ def _fetch_checkpoints(runtime: Runtime, saved: Fetched) -> None:
         ArtifactMissing: there is none to go on from.
     """
     gone: list[ArtifactMissing] = []
-    for artifact, target in saved:
+    for looked_at, (artifact, target) in enumerate(saved):
+        if looked_at >= CHECKPOINTS and len(gone) < looked_at:
+            return
         try:
             _fetch(runtime, artifact, target)
         except ArtifactMissing as error:
-            log.warning("checkpoint %s of %s is gone from the artifact store", artifact.name, artifact.job_id)
+            log.warning("checkpoint %s of %s cannot be used: %s", artifact.name, artifact.job_id, error)
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
             gone.append(error)
@@ -146,10 +148,9 @@ def _fetch_checkpoints(runtime: Runtime, saved: Fetched) -> None:
 def _fetch(runtime: Runtime, artifact: Artifact, target: Path) -> None:
     """Copy an artifact to ``target``, a file or a folder like the one that was stored."""
     if "files" in artifact.meta:
-        for name in artifact.meta["files"]:
-            runtime.artifacts.fetch(f"{artifact.key}/{name}", target / name)
+        runtime.artifacts.fetch_folder(artifact.key, target, artifact.meta["files"], artifact.sha256)
     else:
-        runtime.artifacts.fetch(artifact.key, target)
+        runtime.artifacts.fetch(artifact.key, target, artifact.sha256)
 
 
 def _adapter_path(workdir: Path, adapter_id: str) -> Path:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from recast_engine.errors import EngineError
 from store.database import transact
-from store.errors import ArtifactMissing, NotFound, StaleAttempt, StorageError
+from store.errors import ArtifactDamaged, ArtifactMissing, NotFound, StaleAttempt, StorageError
 from store.models import Job
 from store.repositories import attempts, jobs
 from store.repositories.attempts import Claim
@@ -95,7 +95,8 @@ class Supervisor:
             return Outcome("error", {"type": "invalid-config", "detail": f"{error} (any more)"})
         except ArtifactMissing as error:
             log.error("%s: %s", self._claim.job_id, error)
-            detail = "a file that the job needs is no longer in the artifact store"
+            state = "damaged" if isinstance(error, ArtifactDamaged) else "no longer"
+            detail = f"a file that the job needs is {state} in the artifact store"
             return Outcome("error", {"type": "artifact-missing", "detail": detail})
         except StorageError as error:
             return self._storage_error(str(error))

@@ -49,6 +49,6 @@ def checkpoints(session: Session, job_id: str) -> Sequence[Artifact]:
     return sorted(artifacts.of_job(session, job_id, "checkpoint"), key=lambda row: row.step or 0)
 
 
-def newest_checkpoints(session: Session, job_id: str, count: int) -> Sequence[Artifact]:
+def newest_checkpoints(session: Session, job_id: str) -> Sequence[Artifact]:
     """The checkpoint to go on from, and those to fall back to, newest first."""
-    return checkpoints(session, job_id)[: -count - 1 : -1]
+    return checkpoints(session, job_id)[::-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from store.artifacts import ArtifactStore, StoredFile
-from store.errors import ArtifactMissing, NotFound, StaleAttempt, StorageError
+from store.errors import ArtifactDamaged, ArtifactMissing, NotFound, StaleAttempt, StorageError
 
 DATA = bytes(range(256)) * 10_000
 
@@ -34,7 +34,7 @@ def test_what_is_put_comes_back(store: ArtifactStore, tmp_path: Path) -> None:
         file.seek(300)
         assert file.read(10) == DATA[300:310]
     target = tmp_path / "deep" / "target.bin"
-    assert store.fetch("jobs/j/1/adapter/final.safetensors", target) == expected
+    assert store.fetch("jobs/j/1/adapter/final.safetensors", target, expected.sha256) == expected
     assert target.read_bytes() == DATA
 
 
@@ -59,11 +59,32 @@ def test_a_folder_is_stored_file_by_file(store: ArtifactStore, tmp_path: Path) -
         assert file.read() == b"123"
 
 
+def test_damaged_bytes_are_never_handed_out(store: ArtifactStore, tmp_path: Path) -> None:
+    whole = store.put_bytes("jobs/j/1/adapter/final.safetensors", DATA)
+    store.put_bytes("jobs/j/1/adapter/final.safetensors", DATA[:-1] + b"!")
+    target = tmp_path / "fetched"
+    with pytest.raises(ArtifactDamaged, match="does not match its checksum"):
+        store.fetch("jobs/j/1/adapter/final.safetensors", target, whole.sha256)
+    assert not target.exists()
+    folder = tmp_path / "epoch-000005"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "state.json").write_bytes(b"{}")
+    (folder / "inner" / "weights.bin").write_bytes(b"123")
+    stored = store.put_folder("jobs/j/1/checkpoint", folder)
+    names = [name for name, _ in stored.files]
+    assert store.fetch_folder("jobs/j/1/checkpoint", target, names, stored.sha256) == stored
+    assert (target / "inner" / "weights.bin").read_bytes() == b"123"
+    store.put_bytes("jobs/j/1/checkpoint/state.json", b"{")
+    with pytest.raises(ArtifactDamaged):
+        store.fetch_folder("jobs/j/1/checkpoint", target, names, stored.sha256)
+    assert not target.exists()
+
+
 def test_missing_bytes_are_told_as_such(store: ArtifactStore, tmp_path: Path) -> None:
     for read in (
         lambda: store.open("jobs/none"),
         lambda: store.size("jobs/none"),
-        lambda: store.fetch("jobs/none", tmp_path / "x"),
+        lambda: store.fetch("jobs/none", tmp_path / "x", ""),
     ):
         with pytest.raises(ArtifactMissing, match="no artifact under 'jobs/none'"):
             read()
@@ -87,7 +108,7 @@ def test_a_key_cannot_leave_the_store(store: ArtifactStore, tmp_path: Path, key:
     for use in (
         lambda: store.put_bytes(key, b"x"),
         lambda: store.open(key),
-        lambda: store.fetch(key, tmp_path / "x"),
+        lambda: store.fetch(key, tmp_path / "x", ""),
         lambda: store.delete_prefix(key),
     ):
         with pytest.raises(ValueError, match="not an artifact key"):

@@ -144,11 +144,11 @@ def test_a_file_reported_again_is_listed_once(session: Session, workspace: str) 
 
 def test_the_newest_checkpoint_is_the_one_of_the_highest_epoch(session: Session, workspace: str) -> None:
     job_id = make_job(session, workspace, "training")
-    assert trainings.newest_checkpoints(session, job_id, 2) == []
+    assert trainings.newest_checkpoints(session, job_id) == []
     for attempt, epoch in ((1, 5), (1, 10), (2, 10), (2, 9)):
         make_artifact(session, job_id, attempt, f"epoch-{epoch:06d}", epoch, "checkpoint")
-    newest = trainings.newest_checkpoints(session, job_id, 2)
-    assert [(row.step, row.attempt) for row in newest] == [(10, 2), (9, 2)]
+    newest = trainings.newest_checkpoints(session, job_id)
+    assert [(row.step, row.attempt) for row in newest] == [(10, 2), (9, 2), (5, 1)]
     assert [row.step for row in trainings.checkpoints(session, job_id)] == [5, 9, 10]
     artifacts.discard(session, job_id, "checkpoint", "epoch-000010")
     assert [row.step for row in trainings.checkpoints(session, job_id)] == [5, 9]

@@ -17,7 +17,7 @@ from sqlalchemy import text
 from store import queue
 from store.artifacts import ArtifactStore
 from store.database import make_engine, session_factory
-from store.errors import StaleAttempt, StorageError
+from store.errors import ArtifactDamaged, StaleAttempt, StorageError
 from store.models import Artifact, IdempotencyKey, WorkerHeartbeat
 from store.repositories import (
     adapters,
@@ -258,6 +258,36 @@ def test_a_gone_checkpoint_leaves_the_one_before_and_an_empty_folder(service: Se
     assert not list((workdir / "resume" / "epoch-000003").iterdir())
     assert (workdir / "resume" / "epoch-000002" / "weights.bin").read_bytes() == bytes([2]) * 100
     assert json.loads((workdir / "request.json").read_text())["resume_from"].endswith("epoch-000003")
+
+
+def test_damaged_checkpoints_are_passed_over_as_far_back_as_it_takes(service: Service) -> None:
+    job_id = service.submit(publish=False, epochs=4, die_at=4)
+    run_job(service.runtime, job_id)
+    for epoch in (2, 3, 4):
+        key = f"jobs/{job_id}/1/checkpoint/epoch-{epoch:06d}/weights.bin"
+        service.runtime.artifacts.put_bytes(key, b"flipped")
+    workdir = prepare(service.runtime, claim(service, job_id))
+    kept = [path.parent.name for path in (workdir / "resume").glob("*/weights.bin")]
+    assert kept == ["epoch-000001"]
+    service.runtime.artifacts.put_bytes(f"jobs/{job_id}/1/checkpoint/epoch-000001/state.json", b"{}")
+    with pytest.raises(ArtifactDamaged):
+        prepare(service.runtime, steal(service, job_id))
+
+
+def test_a_damaged_adapter_is_used_by_nobody(service: Service) -> None:
+    """Weights with a flipped bit load like any others, and would be judged like any others."""
+    run_job(service.runtime, service.submit(publish=False, epochs=1))
+    with service.runtime.sessions() as session:
+        (adapter,), _ = adapters.page(session, service.workspace)
+        key = adapters.artifact(session, adapter).key
+    service.runtime.artifacts.put_bytes(key, b"adaqter")
+    config = {"prompt_set": "pset_test", "adapter": adapter.id, "fake": {"do": "profile"}}
+    job_id = service.submit_config("profile", config, publish=False)
+    assert run_job(service.runtime, job_id)
+    assert service.job(job_id).error == {
+        "type": "artifact-missing",
+        "detail": "a file that the job needs is damaged in the artifact store",
+    }
 
 
 def test_a_discarded_checkpoint_leaves_the_store(service: Service, tmp_path: Path) -> None:
