@@ -310,7 +310,7 @@ def test_a_cancelled_profile_stops_its_shards(any_service: Sharded) -> None:
 
 def test_a_profile_cancelled_while_nobody_holds_it_stops_its_shards(service: Sharded) -> None:
     """A helper's shard outlives its profile for a moment, and is still counted."""
-    service.steer(pause=0.3)
+    service.steer(pause=1.0)
     parent = service.profile(publish=False)
     coordinator = service.here(parent)
     service.wait(lambda: service.states(parent).count("queued") == 2)
