@@ -1,12 +1,13 @@
-"""SD3.5-Medium's architecture with random weights: the engine against the reference's compute pattern.
+"""SD3.5-Medium's architecture with random weights, or the miniature: the engine against the reference.
 
-    python benchmarks/full_size.py [--device cuda] [--size medium|tiny] [--images 16] [--repeats 3]
+    python benchmarks/full_size.py [--device cuda] [--size medium|tiny|miniature] [--images 16] [--repeats 3]
 
-Both draw, decode and train on the same images: the same (random) encodings of prompts, seeds, noise and
-(image, step) pairs. The engine runs as in a training: bfloat16 weights, float32 adapters, ``sample``,
-``decode`` and ``update_policy``. The *reference pattern* is written out below: float32 weights under bfloat16
-autocast, and for every batch three separate forward passes (old policy, reference, policy) with adapters that
-are not merged, as in github.com/NVlabs/DiffusionNFT. On the CPU both compute in float32.
+Both draw, decode and train on the same images: the same encodings of prompts (random ones where there are no
+text encoders), seeds, noise and (image, step) pairs. The engine runs as in a training: bfloat16 weights,
+float32 adapters, ``sample``, ``decode`` and ``update_policy``. The *reference pattern* is written out below:
+float32 weights under bfloat16 autocast, and for every batch three separate forward passes (old policy,
+reference, policy) with adapters that are not merged, as in github.com/NVlabs/DiffusionNFT. On the miniature
+it also encodes the prompts of every batch anew, once an image. On the CPU both compute in float32.
 
 Prints one JSON object: images per second, seconds per optimiser step and peak memory of each, their ratios,
 and how far the two adapters are apart after plain gradient steps. Batches are halved, and said to be, until
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,11 +38,14 @@ from diffusers import (
 )
 from torch import Tensor
 
+from recast_engine import miniature
 from recast_engine.backbones.base import Conditioning
+from recast_engine.backbones.load import load_backbone
 from recast_engine.backbones.sampling import sample
 from recast_engine.backbones.sd3 import SD3Backbone
 from recast_engine.config import LoRAConfig, OptimizerConfig
 from recast_engine.observer import NullObserver
+from recast_engine.prompts import parse_prompts
 from recast_engine.rewards.base import Scores
 from recast_engine.training.adapters import OLD, POLICY, AdapterSet
 from recast_engine.training.advantages import optimality
@@ -50,6 +55,8 @@ from recast_engine.training.update import TimedAdvantages, draw_pairs, update_po
 
 GROUP = 8
 """Images of a prompt."""
+
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,8 @@ _AUTOENCODER = {
     "use_post_quant_conv": False,
 }
 
-SIZES = {
+SIZES: dict[str, Size | None] = {
+    "miniature": None,  # real weights and text encoders
     "medium": Size(  # the published config of SD3.5-Medium; 77 tokens of CLIP and 256 of T5
         transformer={
             "sample_size": 128,
@@ -121,8 +129,12 @@ SIZES = {
 }
 
 
-def build(size: Size, device: torch.device, dtype: torch.dtype) -> SD3Backbone:
-    """The architecture with the same random weights every time, whatever ``dtype`` they are kept in."""
+def build(size: Size | None, device: torch.device, dtype: torch.dtype) -> SD3Backbone:
+    """The architecture with the same random weights every time, whatever ``dtype``; None: the miniature."""
+    if size is None:
+        backbone = load_backbone("miniature", device=device, dtype=dtype)
+        assert isinstance(backbone, SD3Backbone)
+        return backbone
     torch.manual_seed(0)
     with device:
         pipeline = StableDiffusion3Pipeline(
@@ -147,6 +159,30 @@ def random_conditioning(size: Size, prompts: int, device: torch.device, dtype: t
     return Conditioning(
         embeds.to(device, dtype), torch.randn(prompts, pooled, generator=generator).to(device, dtype)
     )
+
+
+@dataclass(frozen=True)
+class EncodedAnew:
+    """In place of a Conditioning: nothing is kept, every selection encodes its prompts, once a row."""
+
+    backbone: SD3Backbone
+    prompts: list[str]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @torch.no_grad()
+    def select(self, index: Any) -> Conditioning:
+        pipeline = self.backbone.pipeline
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            [self.prompts[int(row)] for row in index],
+            None,
+            None,
+            device=self.backbone.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=0,
+        )
+        return Conditioning(embeds, pooled)
 
 
 @dataclass(frozen=True)
@@ -255,7 +291,7 @@ def reference_update(
 class Pattern:
     """One way of computing an epoch: how weights are kept, under what context, with which update."""
 
-    def __init__(self, size: Size, device: torch.device, work: Work, *, reference: bool) -> None:
+    def __init__(self, size: Size | None, device: torch.device, work: Work, *, reference: bool) -> None:
         self.work, self.device = work, device
         low = torch.bfloat16 if device.type == "cuda" else torch.float32
         dtype = torch.float32 if reference else low
@@ -269,7 +305,14 @@ class Pattern:
                 for key, value in self.adapters.state(name).items():
                     if "lora_B" in key:
                         value.copy_(scale * torch.randn(value.shape, generator=generator))
-        self.conditioning = random_conditioning(size, work.images // GROUP, device, dtype)
+        self.conditioning: Any
+        if size is None:
+            lines = miniature.prompt_file("train").read_text(encoding="utf-8")
+            prompts = [prompt.prompt for prompt in parse_prompts(lines)[: work.images // GROUP]]
+            encode = EncodedAnew if reference else SD3Backbone.encode_prompts
+            self.conditioning = encode(self.backbone, prompts)
+        else:
+            self.conditioning = random_conditioning(size, work.images // GROUP, device, dtype)
         self.groups = torch.arange(work.images) // GROUP
         self.sigmas = self.backbone.sigmas(work.steps)
 
@@ -312,6 +355,23 @@ class Pattern:
         return torch.cat(changes).double().cpu()
 
 
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _CLEAR.exists():
+        _CLEAR.write_text("5", encoding="ascii")  # proc(5): forgets the peak
+
+
+def _peak_gib(device: torch.device) -> float | None:
+    """Since ``_reset_peak``: of the device, or of this process (Linux; elsewhere None)."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**30, 2)
+    if not _CLEAR.exists():
+        return None
+    status = _CLEAR.with_name("status").read_text(encoding="ascii")
+    return round(int(status.partition("VmHWM:")[2].split()[0]) / 2**20, 2)
+
+
 def _timed(device: torch.device, action: Callable[[], Any]) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -330,12 +390,10 @@ def measure_pattern(pattern: Pattern, latents: Tensor, repeats: int) -> dict[str
     seconds: dict[str, list[float]] = {"sampling": [], "training": []}
     actions = {"sampling": pattern.draw, "training": lambda: pattern.train(latents, optimizer)}
     for name, action in actions.items():
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        _reset_peak(device)
         action()
         seconds[name] = [_timed(device, action) for _ in range(repeats)]
-        if device.type == "cuda":
-            peaks[name] = round(torch.cuda.max_memory_allocated(device) / 2**30, 2)
+        peaks[name] = _peak_gib(device)
     sampling, training = (statistics.median(seconds[name]) for name in ("sampling", "training"))
     return {
         "images_per_second": work.images / (sampling + training),
@@ -346,7 +404,7 @@ def measure_pattern(pattern: Pattern, latents: Tensor, repeats: int) -> dict[str
     }
 
 
-def measure(size: Size, device: torch.device, work: Work, repeats: int) -> dict[str, Any]:
+def measure(size: Size | None, device: torch.device, work: Work, repeats: int) -> dict[str, Any]:
     """Both patterns, one after the other on an otherwise empty device, and their ratios."""
     results: dict[str, Any] = {}
     changes: dict[str, Tensor] = {}
@@ -357,6 +415,7 @@ def measure(size: Size, device: torch.device, work: Work, repeats: int) -> dict[
         latents = drawn if latents is None else latents  # both train on the same images
         changes[name] = pattern.gradient_step(latents)
         results[name] = measure_pattern(pattern, latents, repeats)
+        resolution = pattern.backbone.resolution
         del pattern
         gc.collect()
         if device.type == "cuda":
@@ -374,12 +433,12 @@ def measure(size: Size, device: torch.device, work: Work, repeats: int) -> dict[
         "steps": work.steps,
         "sampling_batch": work.sampling_batch,
         "training_batch": work.training_batch,
-        "resolution": size.resolution,
+        "resolution": resolution,
     }
 
 
 def measure_what_fits(
-    size: Size, device: torch.device, *, images: int, steps: int, training_batch: int, repeats: int
+    size: Size | None, device: torch.device, *, images: int, steps: int, training_batch: int, repeats: int
 ) -> dict[str, Any]:
     """``measure``, with batches halved until both patterns fit the device."""
     sampling_batch, halved = images, 0

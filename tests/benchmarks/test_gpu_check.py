@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
 
@@ -19,10 +21,11 @@ def test_it_skips_with_a_clear_word_where_there_is_no_cuda_device() -> None:
     assert run.stdout == "skipped: no CUDA device on this machine\n"
 
 
-def test_the_engine_has_the_reference_patterns_gradients() -> None:
+@pytest.mark.parametrize(("size", "resolution"), [("tiny", 64), ("miniature", 48)])
+def test_the_engine_has_the_reference_patterns_gradients(size: str, resolution: int) -> None:
     """Three separate forward passes a batch, written out in the benchmark, in float32."""
     script = str(ROOT / "benchmarks" / "full_size.py")
-    options = ["--device", "cpu", "--size", "tiny", "--images", "8", "--steps", "2", "--training-batch", "4"]
+    options = ["--device", "cpu", "--size", size, "--images", "8", "--steps", "2", "--training-batch", "4"]
     run = subprocess.run(
         [sys.executable, script, *options, "--repeats", "1"],
         env=ENVIRONMENT,
@@ -34,7 +37,7 @@ def test_the_engine_has_the_reference_patterns_gradients() -> None:
     report = json.loads(run.stdout)
     assert report["gradient_difference"] < 1e-4
     assert report["batches_halved"] == 0
-    assert (report["resolution"], report["training_batch"]) == (64, 4)
+    assert (report["resolution"], report["training_batch"]) == (resolution, 4)
     for pattern in ("engine", "reference"):
         assert report[pattern]["images_per_second"] > 0
         assert report[pattern]["seconds_per_optimizer_step"] > 0
