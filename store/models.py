@@ -97,8 +97,8 @@ class Job(Base):
     ``done`` and ``total`` count over the phases of an attempt seen so far, so ``done`` never goes down within
     an attempt; ``phase_offset`` is what ``done`` was when the current phase began, and ``phase_start`` how
     far that phase was already then (a second stage or a resumed training goes on counting). ``crashes``
-    counts the attempts that ended without a word since the job was last queued by a person. ``fingerprint``
-    is the same for profiles that would come out the same.
+    counts the attempts in a row that ended without a word and brought the job no further; a person who queues
+    it again ends the row. ``fingerprint`` is the same for profiles that would come out the same.
     """
 
     __tablename__ = "jobs"

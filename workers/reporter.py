@@ -227,6 +227,8 @@ class Reporter:
     ) -> None:
         """The row of bytes that are stored, and what they are beside: an adapter, or a proposal image."""
         job = attempts.hold(session, self._claim)
+        if kind == "checkpoint" and _is_newest(session, job, meta["epoch"]):
+            attempts.came_further(session, self._claim)
         row = artifacts.create(
             session,
             job_id=job.id,
@@ -263,6 +265,12 @@ class Reporter:
                 artifact=row,
             )
         jobs.add_event(session, job.id, "file", data)
+
+
+def _is_newest(session: Session, job: Job, epoch: int) -> bool:
+    """Whether no attempt has stored a checkpoint of ``epoch`` or later: to repeat one is no progress."""
+    known = trainings.newest_checkpoints(session, job.id)
+    return not known or (known[0].step or 0) < epoch
 
 
 def _provenance(session: Session, job: Job) -> dict[str, Any]:

@@ -136,6 +136,12 @@ def add_warning(session: Session, claim: Claim, text: str) -> None:
         jobs.add_event(session, job.id, "warning", {"text": text})
 
 
+def came_further(session: Session, claim: Claim) -> None:
+    """The next attempt goes on from further on: crashes so far are no row. Raises StaleAttempt."""
+    hold(session, claim).crashes = 0
+    session.flush()
+
+
 def add_cost(session: Session, claim: Claim, cost: Mapping[str, float]) -> None:
     """Add to the job's cost, which counts all attempts. Raises StaleAttempt."""
     job = hold(session, claim)

@@ -100,6 +100,8 @@ def report(session: Session, claim: Claim, shards: Sequence[Job]) -> None:
             data = {"kind": "shard", "round": place[0], "shard": place[1], "status": shard.status}
             data |= {"attempt": shard.attempt, "ended": len(ended), "total": len(shards)}
             jobs.add_event(session, parent.id, "finding", data)
+            if shard.status == "succeeded":
+                attempts.came_further(session, claim)
     attempts.progress(session, claim, sum(map(scored, shards)))
 
 

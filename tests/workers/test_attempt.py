@@ -290,6 +290,33 @@ def test_a_damaged_adapter_is_used_by_nobody(service: Service) -> None:
     }
 
 
+def test_crashes_between_which_a_training_came_further_are_no_row(service: Service) -> None:
+    """An engine that is killed after each epoch finishes; one that comes to the same epoch again does not."""
+    attempts_needed = 2 * service.settings.engine_attempts
+    job_id = service.submit(publish=False, epochs=attempts_needed, die_always=True)
+    for epoch in range(1, attempts_needed + 1):
+        assert run_job(service.runtime, job_id)
+        assert (service.job(job_id).status, service.job(job_id).crashes) == ("queued", 1), epoch
+    assert run_job(service.runtime, job_id)
+    assert (service.job(job_id).status, service.job(job_id).attempt) == ("succeeded", attempts_needed + 1)
+
+
+def test_a_checkpoint_that_only_repeats_an_earlier_one_is_no_progress(
+    service: Service, tmp_path: Path
+) -> None:
+    job_id = service.submit(publish=False)
+    for name, crashes in (("epoch-000002", 0), ("epoch-000002", 1), ("epoch-000001", 2), ("epoch-000003", 0)):
+        held = claim(service, job_id)
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "weights.bin").write_bytes(b"w")
+        epoch = int(name[-1])
+        event_of = file_event(tmp_path / name, "checkpoint", epoch=epoch)
+        Reporter(service.runtime, held).handle(event_of)
+        assert service.job(job_id).crashes == crashes, name
+        with service.runtime.sessions.begin() as session:
+            attempts.crash(session, held, {"type": "engine-died", "detail": ""}, 9)
+
+
 def test_a_discarded_checkpoint_leaves_the_store(service: Service, tmp_path: Path) -> None:
     """Rows and bytes of every attempt go; one whose bytes could not be deleted goes with the next."""
     held = claim(service, service.submit(publish=False))
