@@ -8,7 +8,7 @@ from functools import partial
 from importlib.metadata import version
 
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 import migrations
 from api import errors, openapi
@@ -23,6 +23,7 @@ from api.jobs.endpoints import router as jobs
 from api.keys.endpoints import router as keys
 from api.metrics import RequestMetrics
 from api.middleware import BodyLimit, Observed
+from api.pagination import known_parameters
 from api.profiles.endpoints import router as profiles
 from api.prompt_sets.endpoints import router as prompt_sets
 from api.prompt_sets.service import insert_builtin
@@ -44,7 +45,6 @@ DOMAINS = (
     adapters,
     jobs,
     keys,
-    health,
 )
 
 
@@ -81,7 +81,8 @@ def create_app(settings: Settings, *, publish: Publish | None = None) -> FastAPI
     app.add_middleware(Observed, metrics=app.state.metrics)
     errors.install(app)
     for router in DOMAINS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(known_parameters)])
+    app.include_router(health)  # monitors and scrapers may add parameters of their own
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
     return app
 

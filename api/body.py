@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from api.refusals import FieldError, Invalid, Location, UnsupportedMediaType
 from recast_engine import strict_json
@@ -15,6 +16,8 @@ from recast_engine import strict_json
 T = TypeVar("T")
 
 NUL_ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+UNKNOWN_FIELD = "unknown field"
+_UNKNOWN = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 _SCHEMAS: dict[str, TypeAdapter[Any]] = {}
 
 
@@ -51,21 +54,45 @@ def parse(adapter: TypeAdapter[T], raw: bytes) -> T:
         value = adapter.validate_json(raw, strict=True)
         strict_json.loads(raw)
     except ValidationError as error:
-        raise Invalid(field_errors(error)) from None
+        raise Invalid(field_errors(error, raw)) from None
     except strict_json.RepeatedKey as error:
         raise Invalid([FieldError(("body", error.key), str(error))]) from None
     return value
 
 
-def field_errors(error: ValidationError) -> list[FieldError]:
-    """The offending fields of ``error``, below ``body``, without consequences of other errors."""
+def field_errors(error: ValidationError, raw: bytes) -> list[FieldError]:
+    """The offending fields of ``raw``, below ``body``, without consequences of other errors."""
     items = error.errors(include_url=False, include_context=False, include_input=False)
-    found = [(tuple(item["loc"]), item["type"], item["msg"]) for item in items]
+    if any(item["type"] == "json_invalid" for item in items):
+        return [FieldError(("body",), item["msg"]) for item in items]
+    sent = from_json(raw)
+    found = [(_sent(tuple(item["loc"]), item["type"], sent), item["type"], item["msg"]) for item in items]
     return [
-        FieldError(("body", *loc), msg.removeprefix("Value error, "))
+        FieldError(("body", *loc), UNKNOWN_FIELD if kind in _UNKNOWN else msg.removeprefix("Value error, "))
         for loc, kind, msg in found
         if not (kind == "too_short" and _has_child(loc, [other for other, _, _ in found]))
     ]
+
+
+def _sent(loc: Location, kind: str, value: Any) -> Location:
+    """``loc`` as a path in the body ``value``: without pydantic's names for the members of a union.
+
+    Kept are a missing field's name, and ``[key]`` where a name is wrong, not its value.
+    """
+    path: list[str | int] = []
+    for place, part in enumerate(loc, start=1):
+        if part in _keys(value):
+            value = value[part]
+        elif part != "[key]" and not (kind == "missing" and place == len(loc)):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _keys(value: Any) -> Collection[str | int]:
+    if isinstance(value, list):
+        return range(len(value))
+    return value if isinstance(value, dict) else ()
 
 
 def _has_child(loc: Location, others: Sequence[Location]) -> bool:

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from api import refusals
 from recast_engine.errors import EngineError
@@ -138,6 +139,8 @@ def refused(path: str, error: Exception) -> JSONResponse:
         errors = [{"loc": list(item.loc), "msg": item.msg} for item in error.errors]
     elif isinstance(error, PromptSetError):
         errors = [{"loc": ["body", "line", line], "msg": msg} for line, msg in error.problems[:100]]
+    elif isinstance(error, store_errors.InvalidCursor):
+        errors = [{"loc": ["query", "cursor"], "msg": f"{detail}; send `next_cursor` of the page before"}]
     elif isinstance(error, refusals.Unauthenticated):
         headers["WWW-Authenticate"] = 'Bearer realm="recast"'
     elif isinstance(error, refusals.RangeUnsatisfiable):
@@ -152,9 +155,21 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     slug = status.phrase.lower().replace(" ", "-")
-    return problem(
-        request.url.path, status, slug, status.phrase, str(error.detail), headers=error.headers or None
-    )
+    headers = dict(error.headers or {})
+    detail = str(error.detail)
+    if status is HTTPStatus.NOT_FOUND:
+        detail = "nothing is served at this path; /openapi.json lists every call"
+    elif status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods(request)) or headers["Allow"]
+        detail = f"{request.method} is not served at this path; use {headers['Allow']}"
+    return problem(request.url.path, status, slug, status.phrase, detail, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the request's path can be asked for by the document; the router knows those of one route only."""
+    paths = request.app.openapi()["paths"]
+    found = [paths[path] for path in paths if compile_path(path)[0].match(request.url.path)]
+    return sorted({method.upper() for operations in found for method in operations})
 
 
 def _validation(request: Request, error: Exception) -> JSONResponse:

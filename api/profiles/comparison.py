@@ -9,7 +9,7 @@ from api import references
 from api.catalogue.service import known_model, resolve_budgets
 from api.context import Caller, Context
 from api.profiles.schemas import ComparisonRequest, ComparisonView, MeasuredDifference
-from api.refusals import FieldError, Invalid, invalid
+from api.refusals import FieldError, Invalid, Problems, invalid
 from recast_engine.backbones.catalogue import ModelInfo
 from recast_engine.errors import EngineError
 from recast_engine.profiling import Profile
@@ -20,14 +20,20 @@ SUBJECT = ("model", "adapter", "prompt_set", "prompt_set_sha256")
 
 
 def compare(context: Context, caller: Caller, request: ComparisonRequest) -> ComparisonView:
-    """What the two profiles agree and disagree on. Raises NotFound, NotReady, Invalid."""
+    """What the two profiles agree and disagree on. Raises Invalid."""
+    problems = Problems()
+    found = []
     with context.read() as session:
-        (job_a, a), (job_b, b) = (references.measured(session, caller, name) for name in request.profiles)
+        for index, name in enumerate(request.profiles):
+            with problems.collecting():
+                found.append(references.profile(session, caller, name, "profiles", index))
+    problems.check()
+    (job_a, a), (job_b, b) = found
     model = known_model(job_a.config["model"])
     budgets = _budgets(request, model, (a, b))
     steps, shift = request.steps or model.default_steps, request.shift or model.shift
     try:
-        found = engine.compare(
+        compared = engine.compare(
             a, b, model.sigmas(steps, shift), budgets=budgets, temperature=request.temperature
         )
     except EngineError as error:
@@ -37,7 +43,7 @@ def compare(context: Context, caller: Caller, request: ComparisonRequest) -> Com
         steps=steps,
         shift=shift,
         temperature=request.temperature,
-        **found.to_dict(),
+        **compared.to_dict(),
         differences=list(_differences(_settings(job_a, a), _settings(job_b, b))),
     )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 
 from api import body
 from api.prompt_sets.schemas import Name, PromptSetUpload
@@ -35,7 +36,10 @@ async def _read(request: Request) -> PromptSetUpload:
         name = request.query_params.get("name", DEFAULT_NAME)
         return _upload(name, await request.body(), "query")
     if media_type == "multipart/form-data":
-        return await _from_form(request)
+        try:
+            return await _from_form(request)
+        except HTTPException as error:  # how Starlette says that the form cannot be read
+            raise Invalid([FieldError(("body",), f"the form cannot be read: {error.detail}")]) from None
     known = ", ".join(("application/json", "multipart/form-data", *sorted(TEXT_TYPES)))
     raise UnsupportedMediaType(f"send one of {known}")
 
@@ -44,7 +48,7 @@ async def _from_form(request: Request) -> PromptSetUpload:
     async with request.form(max_files=1, max_fields=4) as form:
         unknown = sorted(set(form) - {"file", "name"})
         if unknown:
-            raise Invalid([FieldError(("body", name), "unknown field") for name in unknown])
+            raise Invalid([FieldError(("body", name), body.UNKNOWN_FIELD) for name in unknown])
         file, name = form.get("file"), form.get("name")
         if not isinstance(file, UploadFile):
             raise invalid("file", msg="send the prompts as a file in this field")

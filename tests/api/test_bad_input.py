@@ -8,7 +8,12 @@ import json
 
 import pytest
 
+from tests.api.conftest import SECRETS
+
 GAINS = {"gains": {"ocr": [1.0, 2.0], "hpsv2": [2.0, 1.0]}, "budgets": {"ocr": 1.0, "hpsv2": 1.0}}
+
+
+ADMIN = {"Authorization": f"Bearer {SECRETS['admin']}"}
 
 
 def merged(body, change):
@@ -58,9 +63,9 @@ def fields(problem):
         ({"stages/0/budgets": {"aesthetic": 1}}, "body.stages.0.budgets.aesthetic"),
         ({"stages/0/budgets": {"ocr": True}}, "body.stages.0.budgets.ocr"),
         ({"stages/0/allocation": "alloc_nothing"}, "body.stages.0.allocation"),
-        ({"stages/0/allocation": {"method": "magic"}}, "body.stages.0.allocation.StageAllocation.method"),
+        ({"stages/0/allocation": {"method": "magic"}}, "body.stages.0.allocation.method"),
         ({"stages/0/allocation": {"profile": "prof_nothing"}}, "body.stages.0.allocation.profile"),
-        ({"stages/0/allocation": {"temperature": 0}}, "body.stages.0.allocation.StageAllocation.temperature"),
+        ({"stages/0/allocation": {"temperature": 0}}, "body.stages.0.allocation.temperature"),
         ({"sampling/steps": 0}, "body.sampling.steps"),
         ({"sampling/steps": 1001}, "body.sampling.steps"),
         ({"sampling/shift": float("nan")}, "body.sampling.shift"),
@@ -316,7 +321,47 @@ def test_bad_queries_are_refused(client):
         "/v1/profiles/prof_x/gains?steps=4&shift=nan",
         "/v1/adapters/adapt_x/download?format=pickle",
     ):
-        refused(client.get(path))
+        assert refused(client.get(path))["errors"]
+
+
+def test_a_cursor_from_elsewhere_names_the_parameter_and_the_remedy(client):
+    (error,) = refused(client.get("/v1/jobs?cursor=abc"))["errors"]
+    assert error["loc"] == ["query", "cursor"]
+    assert "`next_cursor` of the page before" in error["msg"]
+
+
+def test_unknown_query_parameters_are_named(client):
+    problem = refused(client.get("/v1/jobs?staus=failed&limit=5&page=2"))
+    assert [error["loc"] for error in problem["errors"]] == [["query", "staus"], ["query", "page"]]
+    assert "this call takes kind, status, limit, cursor" in problem["errors"][0]["msg"]
+    refused(client.post("/v1/trainings/estimate?dry=1", json={}))
+    refused(client.get("/v1/jobs?staus=failed", headers={"Authorization": "Bearer nobody"}), 401)
+    headers = {"Content-Type": "text/plain"}
+    assert client.post("/v1/prompt-sets?name=x", content="a\n", headers=headers).status_code == 201
+    problem = refused(client.post("/v1/prompt-sets?nane=x", content="a\n", headers=headers))
+    assert fields(problem) == {"query.nane"}
+    assert client.get("/healthz?from=monitor").status_code == 200
+
+
+def test_fields_are_named_as_the_request_has_them(client, training):
+    """Not by the classes that read them."""
+    changes = {
+        "stages/0/allocation": {"method": "magic", "nonsense": 1, "estimator": {"nonsense": 1}},
+        "collapse": 1,
+    }
+    problem = refused(client.post("/v1/trainings", json=merged(training, changes)))
+    assert {(".".join(map(str, error["loc"])), error["msg"]) for error in problem["errors"]} == {
+        ("body.stages.0.allocation.method", "Input should be 'recast', 'rowwise' or 'static'"),
+        ("body.stages.0.allocation.nonsense", "unknown field"),
+        ("body.stages.0.allocation.estimator.nonsense", "unknown field"),
+        ("body.collapse", "Input should be an object"),
+    }
+    problem = refused(client.post("/v1/trainings", json=merged(training, {"stages/0/allocation": 5})))
+    assert fields(problem) == {"body.stages.0.allocation"}
+    wrong_rule = merged(training, {"stages/0/allocation": {"method": "static", "refresh": "on_drift"}})
+    assert fields(refused(client.post("/v1/trainings", json=wrong_rule))) == {"body.stages.0.allocation"}
+    problem = refused(client.post("/v1/keys", json={"extra": 1}, headers=ADMIN))
+    assert fields(problem) == {"body.name", "body.role", "body.extra"}
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
@@ -349,7 +394,8 @@ def test_a_key_given_twice_is_refused(client, training, job_count, path, content
 
 def test_unknown_paths_and_methods_are_problems(client):
     refused(client.get("/v1/nothing"), 404)
-    refused(client.put("/v1/trainings"), 405)
+    problem = refused(client.put("/v1/trainings"), 405)
+    assert problem["detail"] == "PUT is not served at this path; use GET, POST"
     refused(client.get("/v1/jobs/job_nothing"), 404)
     for kind in ("profiles", "trainings", "evaluations", "allocations", "adapters", "prompt-sets"):
         refused(client.get(f"/v1/{kind}/nothing"), 404)

@@ -81,7 +81,9 @@ def test_what_cannot_be_compared(client, service, prompt_set, measured_profile):
     body = {"model": "miniature", "prompt_set": prompt_set, "rewards": ["ocr"]}
     unfinished = client.post("/v1/profiles", json=body).json()["id"]
     answer = client.post("/v1/profiles/compare", json={"profiles": [measured_profile, unfinished]})
-    assert (answer.status_code, answer.json()["type"]) == (409, "urn:recast:problem:not-ready")
+    assert (answer.status_code, answer.json()["errors"][0]["loc"]) == (422, ["body", "profiles", 1])
     for headers, profiles_ in ((service.as_role("stranger"), same["profiles"]), ({}, ["prof_0", "prof_1"])):
         answer = client.post("/v1/profiles/compare", json={"profiles": profiles_}, headers=headers)
-        assert answer.status_code == 404
+        assert answer.status_code == 422
+        places = [error["loc"] for error in answer.json()["errors"]]
+        assert places == [["body", "profiles", 0], ["body", "profiles", 1]]

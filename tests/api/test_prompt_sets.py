@@ -43,6 +43,24 @@ def test_a_multipart_file(client):
     assert unnamed.json()["name"] == "words.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("media_type", "content"),
+    [
+        ("multipart/form-data", b""),
+        ("multipart/form-data; boundary=x", b"nonsense"),
+        (
+            "multipart/form-data; boundary=x",
+            2 * b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\na\r\n'
+            + b"--x--\r\n",
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_an_invalid_request(client, media_type, content):
+    answer = client.post("/v1/prompt-sets", content=content, headers={"Content-Type": media_type})
+    assert (answer.status_code, answer.json()["errors"][0]["loc"]) == (422, ["body"])
+    assert "form cannot be read" in answer.json()["detail"]
+
+
 def test_byte_order_mark_and_windows_lines(client):
     content = "\ufeffa red circle\r\n\r\nzwölf Kätzchen 猫\r\n".encode()
     answer = client.post("/v1/prompt-sets", content=content, headers={"Content-Type": "text/plain"})
@@ -91,7 +109,7 @@ def test_bytes_that_are_not_text_are_named(client):
     [
         {"files": {"other": ("x", "a\n")}},
         {"data": {"name": "x"}, "files": {"file2": ("x", "a\n")}},
-        {"content": b"--x\r\nnonsense", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+        {"content": b"nonsense", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
         {"content": b"x", "headers": {"Content-Type": "multipart/form-data"}},
         {"content": b"x", "headers": {"Content-Type": "multipart/form-data; boundary=x; charset=nonsense"}},
         {
