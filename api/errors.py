@@ -12,13 +12,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from api import refusals
 from recast_engine.errors import EngineError
 from recast_engine.prompts import PromptSetError
+from store import database
 from store import errors as store_errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -147,7 +148,12 @@ def refused(path: str, error: Exception) -> JSONResponse:
         headers["Content-Range"] = f"bytes */{error.size}"
     elif status is HTTPStatus.SERVICE_UNAVAILABLE:
         LOG.error("database unavailable on %s", path, exc_info=error)
-        detail, headers["Retry-After"] = "Try again in a moment.", "2"
+        headers["Retry-After"] = "2"
+        if isinstance(error, DBAPIError) and database.is_full(error):
+            title = "The database has no room"
+            detail = "Nothing was stored: make room on the disk of the database, then send the request again."
+        else:
+            detail = "Try again in a moment."
     return problem(path, status, slug, title, detail, errors=errors, headers=headers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 30.0
+_DISK_FULL = "53100"  # PostgreSQL's error code
 
 T = TypeVar("T")
 
@@ -66,6 +68,14 @@ def session_factory(engine: Engine, *, read_only: bool = False) -> sessionmaker[
     """
     bind = engine.execution_options(recast_read_only=True) if read_only else engine
     return sessionmaker(bind, expire_on_commit=False)
+
+
+def is_full(error: DBAPIError) -> bool:
+    """Whether the database could not write for want of room on its disk."""
+    cause = error.orig
+    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return True
+    return getattr(cause, "sqlstate", None) == _DISK_FULL
 
 
 def transact(

@@ -189,10 +189,18 @@ def describe(error: Exception) -> dict[str, str]:
     if isinstance(error, MemoryError) or name == "OutOfMemoryError":
         return {"type": "out-of-memory", "detail": "memory ran out; use smaller batches or fewer images"}
     if isinstance(error, OSError):
-        return {"type": "storage-error", "detail": f"a file could not be used: {error.strerror or name}"}
+        return storage_error(error.strerror or name)
     if name == "SafetensorError" and (code := _OS_ERROR.search(str(error))):
-        return {"type": "storage-error", "detail": f"a file could not be used: {os.strerror(int(code[1]))}"}
+        return storage_error(os.strerror(int(code[1])))
     return {"type": "internal", "detail": "the engine failed unexpectedly; its log has the details"}
+
+
+def storage_error(reason: str) -> dict[str, str]:
+    """The error of a job whose files could not be stored or read, with what its operator can do."""
+    remedy = (
+        "make sure that the storage has room, can be written and can be reached, then start the job again"
+    )
+    return {"type": "storage-error", "detail": f"a file of the job could not be used ({reason}): {remedy}"}
 
 
 def execute(runner: str, workdir: Path, observer: PipeObserver, *, leads: bool = True) -> int:

@@ -30,9 +30,9 @@ from store.repositories.shards import Part
 from workers.engine import plain
 from workers.lease import Lease
 from workers.outcome import Outcome
-from workers.preparation import workdir_of
 from workers.reporter import PROGRESS_SECONDS, Reporter
 from workers.runtime import Runtime
+from workers.workdirs import workdir_of
 
 log = logging.getLogger(__name__)
 

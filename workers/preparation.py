@@ -25,16 +25,12 @@ from store.repositories import (
 )
 from store.repositories.attempts import Claim
 from workers.runtime import Runtime
+from workers.workdirs import remove, workdir_of
 
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = 2
 """Checkpoints put beside the request: the newest, and one to fall back to; more where these are damaged."""
-
-
-def workdir_of(runtime: Runtime, claim: Claim) -> Path:
-    """The folder of one attempt; its parent holds all attempts of the job."""
-    return runtime.settings.home / "work" / claim.job_id / str(claim.attempt)
 
 
 def prepare(runtime: Runtime, claim: Claim) -> Path:
@@ -47,7 +43,7 @@ def prepare(runtime: Runtime, claim: Claim) -> Path:
         OSError: the folder cannot be written.
     """
     workdir = workdir_of(runtime, claim)
-    shutil.rmtree(workdir, ignore_errors=True)
+    remove(workdir)
     workdir.mkdir(parents=True)
     request, files, saved = transact(runtime.sessions, lambda session: _request(session, claim, workdir))
     for artifact, target in files:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import time
 from functools import partial
@@ -19,15 +18,16 @@ from store.errors import ArtifactDamaged, ArtifactMissing, NotFound, StaleAttemp
 from store.models import Job
 from store.repositories import attempts, jobs
 from store.repositories.attempts import Claim
-from workers.engine import describe
+from workers.engine import describe, storage_error
 from workers.lease import Lease
 from workers.outcome import Outcome
-from workers.preparation import prepare, workdir_of
+from workers.preparation import prepare
 from workers.process import EngineProcess
 from workers.reporter import Reporter
 from workers.runtime import Runtime
 from workers.tracking.attempt import Tracking
 from workers.tracking.base import Run
+from workers.workdirs import remove, workdir_of
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Supervisor:
         self._runtime, self._claim = runtime, claim
         self._settings = runtime.settings
         self._reporter = Reporter(runtime, claim)
+        self._workdir = workdir_of(runtime, claim)
         self._status = "running"
         self._tracking = Tracking(runtime.trackers, self._tracked_run)
 
@@ -77,6 +78,7 @@ class Supervisor:
             except OperationalError as error:  # the lease runs out, and a sweeper queues the job again
                 log.error("the end of %s could not be written: %s", self._claim.job_id, error.orig)
             finally:
+                remove(self._workdir)
                 self._tracking.close(self._status, leaving=self._runtime.stopping.is_set())
 
     def _attempt(self, lease: Lease) -> Outcome:
@@ -132,8 +134,7 @@ class Supervisor:
 
     def _storage_error(self, reason: str) -> Outcome:
         log.error("%s: storage failed: %s", self._claim.job_id, reason, exc_info=True)
-        detail = f"a file of the job could not be stored or read: {reason}"
-        return Outcome("error", {"type": "storage-error", "detail": detail})
+        return Outcome("error", storage_error(reason))
 
     def _listen(self, engine: EngineProcess, lease: Lease) -> Outcome:
         """Store events until the engine ends or the lease is lost; stop it when asked to."""
@@ -160,8 +161,10 @@ class Supervisor:
 
     def _conclude(self, outcome: Outcome, lease: Lease) -> None:
         """Write how the attempt ended, and tell the queue when the job waits again."""
-        if outcome.kind in ("error", "died"):
-            self._keep_log()
+        log_tail = _tail(self._workdir / "engine.log", self._settings.max_log_bytes)
+        remove(self._workdir)  # first: a full disk then has room for the log
+        if outcome.kind in ("error", "died") and log_tail:
+            self._keep_log(log_tail)
         job = transact(
             self._runtime.sessions,
             lambda session: self._end(session, outcome),
@@ -171,8 +174,6 @@ class Supervisor:
         log.info("%s: attempt %d ended, job is %s", job.id, self._claim.attempt, job.status)
         if job.status == "queued":
             self._runtime.publish(job.kind, job.id)
-        if job.status != "failed":
-            shutil.rmtree(workdir_of(self._runtime, self._claim).parent, ignore_errors=True)
 
     def _end(self, session: Session, outcome: Outcome) -> Job:
         claim = self._claim
@@ -187,12 +188,8 @@ class Supervisor:
         error = outcome.data or {"type": "engine-stopped", "detail": "the engine was stopped from outside"}
         return attempts.crash(session, claim, error, self._settings.engine_attempts)
 
-    def _keep_log(self) -> None:
+    def _keep_log(self, tail: bytes) -> None:
         """Store the end of the engine's log; a job that failed does so with or without it."""
-        path = workdir_of(self._runtime, self._claim) / "engine.log"
-        tail = _tail(path, self._settings.max_log_bytes)
-        if not tail:
-            return
         try:
             self._reporter.store_log(tail)
         except StorageError as error:

@@ -19,6 +19,7 @@ from store.database import transact
 from store.models import Job
 from store.repositories import attempts, idempotency, jobs, shards, workers
 from store.types import utcnow
+from workers import workdirs
 from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Sweeper:
         )
 
     def tidy(self) -> None:
-        """Drop workers long dead and Idempotency-Keys past their lifetime."""
+        """Drop workers long dead, Idempotency-Keys past their lifetime and work folders that nobody uses."""
         now, keep = utcnow(), self._runtime.settings.idempotency_seconds
 
         def forget(session: Session) -> None:
@@ -74,6 +75,7 @@ class Sweeper:
             idempotency.forget(session, now - timedelta(seconds=keep))
 
         transact(self._runtime.sessions, forget)
+        workdirs.sweep(self._runtime)
         self._tidied_at = time.monotonic()
 
     def sweep(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from store.errors import StaleAttempt
@@ -59,6 +59,12 @@ def claim(session: Session, job_id: str, worker: str, lease_seconds: float) -> C
     job.started_at = job.started_at or now
     jobs.add_status_event(session, job)
     return Claim(job.id, job.kind, job.attempt, worker)
+
+
+def runs(session: Session, job_id: str, attempt: int) -> bool:
+    """Whether the job's attempt of that number goes on."""
+    query = select(Job.id).where(Job.id == job_id, Job.attempt == attempt, Job.status.in_(ACTIVE))
+    return session.scalar(query) is not None
 
 
 def hold(session: Session, claim: Claim) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.jobs import service as jobs_service
@@ -150,6 +151,28 @@ def test_a_database_that_does_not_answer_is_unavailable(service, monkeypatch):
     answer = service.client.get("/v1/jobs")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "secret" not in answer.text
+
+
+def test_a_database_without_room_says_what_to_do_and_stores_nothing(service):
+    """SQLite at its page limit fails as on a full disk."""
+    engine = service.context.engine
+    stored = service.client.get("/v1/prompt-sets").json()
+
+    def limit(pages):
+        event.listen(
+            engine, "connect", lambda connection, _: connection.execute(f"PRAGMA max_page_count={pages}")
+        )
+        engine.dispose()
+
+    body = {"name": "many", "content": "".join(f"{number} red circles\n" for number in range(20_000))}
+    limit(1)
+    answer = service.client.post("/v1/prompt-sets", json=body)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["title"] == "The database has no room"
+    assert "make room on the disk of the database" in answer.json()["detail"]
+    limit(2**30)
+    assert service.client.get("/v1/prompt-sets").json() == stored
+    assert service.client.post("/v1/prompt-sets", json=body).status_code == 201
 
 
 def test_every_answer_has_its_own_request_id(client):

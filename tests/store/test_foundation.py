@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from store import queue
-from store.database import database_url, make_engine, session_factory, transact
+from store.database import database_url, is_full, make_engine, session_factory, transact
 from store.ids import new_id
 from store.models import Base
 from store.repositories import workspaces
@@ -133,3 +133,21 @@ def test_a_lost_broker_is_not_the_requests_problem(caplog: pytest.LogCaptureFixt
     assert queue.reachable(url) is False
     assert time.monotonic() - began < 5
     assert "prof_1 was not published" in caplog.text
+
+
+def test_a_full_disk_is_told_from_a_busy_database(engine: Engine) -> None:
+    """SQLite at its page limit fails as on a full disk; PostgreSQL is made to raise the code of one."""
+    if engine.dialect.name == "sqlite":
+        statements = ["PRAGMA max_page_count = 1", "CREATE TABLE large AS SELECT hex(zeroblob(9000000))"]
+    else:
+        statements = ["DO $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = 'disk_full'; END $$"]
+    *first, last = map(text, statements)
+    with engine.connect() as connection:
+        for statement in first:
+            connection.execute(statement)
+        with pytest.raises(OperationalError) as caught:
+            connection.execute(last)
+    assert is_full(caught.value)
+    with engine.connect() as connection, pytest.raises(DBAPIError) as caught_other:
+        connection.execute(text("SELECT * FROM nowhere"))
+    assert not is_full(caught_other.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,10 +28,18 @@ from workers.runtime import Runtime
 REPOSITORY = Path(__file__).parents[2]
 
 
+def free_port() -> int:
+    """A port of the system's choice; servers that search for one upwards take each other's."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[ValkeyServer]:
     """The broker of all worker tests."""
-    with ValkeyServer() as server:
+    with ValkeyServer(port=free_port()) as server:
         yield server
 
 

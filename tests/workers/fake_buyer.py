@@ -26,7 +26,7 @@ def run(workdir: Path, observer: Observer) -> Mapping[str, Any]:
     prompts = parse_prompts(Path(request["prompts"]).read_text())
     plan = Plan.of(config.estimator, config.rewards, prompts, config.seed)
     assert config.estimator.proposals is not None
-    limit = int(os.environ.get(DIE_AFTER, "0")) if workdir.name == "1" else 0
+    limit = int(os.environ.get(DIE_AFTER, "0")) if workdir.name.endswith("-1") else 0
     kept = sorted(path.name for path in Path(request["proposals"]).glob("*.png"))
     proposals = collect(
         config.estimator.proposals,

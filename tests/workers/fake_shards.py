@@ -31,7 +31,7 @@ EVALUATIONS = 10
 def run(workdir: Path, observer: Observer) -> Mapping[str, Any]:
     """Measure the shard that ``workdir/request.json`` asks for."""
     request = json.loads((workdir / "request.json").read_text())
-    steering = workdir.parents[2] / "shards.json"
+    steering = workdir.parents[1] / "shards.json"
     asked = json.loads(steering.read_text()) if steering.exists() else {}
     work = Work.from_dict(request["work"])
     plan = plan_of(request["config"], Path(request["prompts"]).read_text())

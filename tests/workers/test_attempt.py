@@ -33,12 +33,14 @@ from store.repositories.attempts import Claim
 from store.types import utcnow
 from tests.workers.conftest import Service
 from tests.workers.fake_engine import ALLOCATION, PROFILE
+from workers.engine import storage_error
 from workers.lease import Lease
-from workers.preparation import prepare, workdir_of
+from workers.preparation import prepare
 from workers.reporter import Reporter
 from workers.runtime import Runtime
 from workers.sweeper import Sweeper
 from workers.tasks import run_job
+from workers.workdirs import workdir_of
 
 
 def claim(service: Service, job_id: str, worker: str = "w1") -> Claim:
@@ -96,10 +98,7 @@ def test_a_full_disk_fails_the_job_with_a_clear_error(service: Service, tmp_path
     assert run_job(broken, job_id)
     job = service.job(job_id)
     assert job.status == "failed"
-    assert job.error == {
-        "type": "storage-error",
-        "detail": "a file of the job could not be stored or read: Not a directory",
-    }
+    assert job.error == storage_error("Not a directory")
     with service.runtime.sessions() as session:
         assert session.query(Artifact).count() == 0
 
@@ -442,6 +441,35 @@ def test_the_sweeper_drops_old_idempotency_keys_and_dead_workers(service: Servic
     with service.runtime.sessions() as session:
         assert [row.key for row in session.query(IdempotencyKey)] == ["fresh"]
         assert session.query(WorkerHeartbeat).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("fake", "status", "logged"),
+    [({}, "succeeded", False), ({"do": "raise"}, "failed", True), ({"do": "die"}, "queued", True)],
+)
+def test_no_attempt_leaves_a_work_folder(
+    service: Service, fake: dict[str, Any], status: str, logged: bool
+) -> None:
+    job_id = service.submit(publish=False, **fake)
+    assert run_job(service.runtime, job_id)
+    assert service.job(job_id).status == status
+    assert list((service.settings.home / "work").iterdir()) == []
+    with service.runtime.sessions() as session:
+        assert (session.query(Artifact).filter_by(job_id=job_id, kind="log").count() > 0) is logged
+
+
+def test_work_folders_of_killed_workers_are_swept(service: Service) -> None:
+    """Those of jobs that ended, wait again, are held by another attempt or do not exist any more."""
+    ended, waiting, elsewhere, running = (claim(service, service.submit(publish=False)) for _ in range(4))
+    folders = [prepare(service.runtime, held) for held in (ended, waiting, elsewhere, running)]
+    with service.runtime.sessions.begin() as session:
+        attempts.finish(session, ended, "failed", error={"type": "internal", "detail": ""})
+        attempts.release(session, waiting)
+    steal(service, elsewhere.job_id)
+    unknown = folders[0].with_name("job_unknown-1")
+    unknown.mkdir()
+    Sweeper(service.runtime).tidy()
+    assert [folder.exists() for folder in [*folders, unknown]] == [False, False, False, True, False]
 
 
 def test_a_lease_that_cannot_be_renewed_is_lost(service: Service) -> None:

@@ -119,15 +119,15 @@ def test_errors_keep_their_type_and_lose_their_secrets() -> None:
 
     assert describe(NonFinite("loss at step 3")) == {"type": "non-finite", "detail": "loss at step 3"}
     assert describe(OutOfMemoryError("tried 3 GiB"))["type"] == "out-of-memory"
-    assert describe(OSError(28, "No space left on device", "/secret"))["detail"] == (
-        "a file could not be used: No space left on device"
-    )
-    assert describe(OSError("cannot write mode P"))["detail"] == "a file could not be used: OSError"
-    full = "Error while serializing: I/O error: No space left on device (os error 28)"
-    assert describe(SafetensorError(full)) == {
+    full = {
         "type": "storage-error",
-        "detail": "a file could not be used: No space left on device",
+        "detail": "a file of the job could not be used (No space left on device): make sure that the storage "
+        "has room, can be written and can be reached, then start the job again",
     }
+    assert describe(OSError(28, "No space left on device", "/secret")) == full
+    assert "could not be used (OSError)" in describe(OSError("cannot write mode P"))["detail"]
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    assert describe(SafetensorError(text)) == full
     internal = describe(KeyError("/secret"))
     assert internal["type"] == "internal"
     assert "secret" not in internal["detail"]

@@ -25,7 +25,7 @@ from store.repositories import (
 from store.repositories import workers as worker_rows
 from store.repositories.attempts import Claim
 from store.types import utcnow
-from tests.workers.conftest import Service, fast_settings, flush, make_service
+from tests.workers.conftest import Service, fast_settings, flush, free_port, make_service
 
 
 def test_training_from_message_to_adapter(any_service: Service) -> None:
@@ -66,7 +66,7 @@ def test_training_from_message_to_adapter(any_service: Service) -> None:
         with service.runtime.artifacts.open(file.key) as stored:
             assert stored.read() == b"adapter"
         assert [row.step for row in trainings.checkpoints(session, job_id)] == [1, 2, 3]
-    service.wait(lambda: not (service.settings.home / "work" / job_id).exists())
+    service.wait(lambda: not list((service.settings.home / "work").iterdir()))
     seqs = [event.seq for event in service.events(job_id)]
     assert seqs == sorted(set(seqs))
 
@@ -171,7 +171,7 @@ def test_a_killed_worker_loses_nothing_but_time(any_service: Service) -> None:
     assert not engine.is_running()  # it noticed that its worker is gone
     service.worker()
     job = service.finished(job_id)
-    assert (job.status, job.attempt, job.crashes) == ("succeeded", 2, 1)
+    assert (job.status, job.attempt) == ("succeeded", 2)
     assert job.result is not None
     assert job.result["resumed_at"] >= 2
     stale = Claim(job_id, "training", 1, "dead")
@@ -200,8 +200,8 @@ def test_a_flushed_broker_and_a_duplicate_message(service: Service) -> None:
 
 
 def test_a_restarted_broker_costs_only_time(tmp_path: Path) -> None:
-    with ValkeyServer() as first:
-        port = first.port
+    port = free_port()
+    with ValkeyServer(port=port):
         service = make_service(fast_settings(tmp_path, f"redis://127.0.0.1:{port}/0"))
         service.worker()
         running = service.submit(epochs=4, pause=0.3)
