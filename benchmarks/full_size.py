@@ -9,9 +9,9 @@ float32 weights under bfloat16 autocast, and for every batch three separate forw
 reference, policy) with adapters that are not merged, as in github.com/NVlabs/DiffusionNFT. On the miniature
 it also encodes the prompts of every batch anew, once an image. On the CPU both compute in float32.
 
-Prints one JSON object: images per second, seconds per optimiser step and peak memory of each, their ratios,
-and how far the two adapters are apart after plain gradient steps. Batches are halved, and said to be, until
-both patterns fit the device.
+Prints one JSON object: images per second, seconds per optimiser step, peak memory and where a training's time
+goes, of each, their ratios, and how far the two adapters are apart after plain gradient steps. Batches are
+halved, and said to be, until both patterns fit the device.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import gc
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -56,6 +57,11 @@ from recast_engine.training.update import TimedAdvantages, draw_pairs, update_po
 GROUP = 8
 """Images of a prompt."""
 
+_KINDS = {
+    "matrix products": re.compile(r"addmm|::mm|bmm|gemm|cutlass|nvjet|convolution"),
+    "attention": re.compile(r"attention|flash|fmha"),
+    "optimizer": re.compile(r"^Optimizer|_foreach|_fused"),
+}
 _CLEAR = Path("/proc/self/clear_refs")
 
 
@@ -382,6 +388,21 @@ def _timed(device: torch.device, action: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
+def shares_of_time(device: torch.device, action: Callable[[], Any]) -> dict[str, float]:
+    """Where the time of ``action`` goes: the share of each kind of operation, by the profiler."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        action()
+    seconds = dict.fromkeys([*_KINDS, "other"], 0.0)
+    for operation in profiler.key_averages():
+        kind = next((kind for kind, names in _KINDS.items() if names.search(operation.key)), "other")
+        on_device = operation.self_device_time_total if device.type == "cuda" else 0.0
+        seconds[kind] += on_device or operation.self_cpu_time_total * (device.type == "cpu")
+    return {kind: round(value / sum(seconds.values()), 3) for kind, value in seconds.items()}
+
+
 def measure_pattern(pattern: Pattern, latents: Tensor, repeats: int) -> dict[str, Any]:
     """Medians after one round of warming up, and the largest memory from weights to optimiser states."""
     work, device = pattern.work, pattern.device
@@ -401,6 +422,7 @@ def measure_pattern(pattern: Pattern, latents: Tensor, repeats: int) -> dict[str
         "seconds_per_optimizer_step": training / work.optimizer_steps,
         "trained_pairs_per_second": 2 * work.images / training,
         "peak_gib": peaks,
+        "shares_of_training_time": shares_of_time(device, actions["training"]),
     }
 
 
