@@ -63,6 +63,7 @@ class PipelineBackbone:
         self.device = torch.device(device or pipeline.device)
         self.transformer: nn.Module = pipeline.transformer.to(self.device)
         self.vae: Any = pipeline.vae.to(self.device)
+        self.vae.disable_tiling()  # its seams would be scored, and trained on
         self.dtype: torch.dtype = pipeline.transformer.dtype
         self.evaluations = 0
         self.latent_shape: tuple[int, ...] = self._latent_shape(resolution)

@@ -221,6 +221,13 @@ def test_encoding_undoes_decoding(case: Case, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(backbone._encode_pixels(decoded), latents)
 
 
+def test_images_are_decoded_whole(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles have seams, which rewards would see."""
+    monkeypatch.setattr(case.plain.vae, "use_tiling", False)
+    case.plain.vae.enable_tiling()
+    assert type(case.backbone)(case.plain, id="tiled").vae.use_tiling is False
+
+
 def test_text_encoders_are_on_the_device_only_while_new_prompts_are_encoded(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
