@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,21 +11,27 @@ from recast.cli.app import Home, Json, Url, app, emit, out
 from recast.client import Client
 from recast.errors import RecastError
 
+Format = Literal["diffusers", "comfyui", "peft"]
+
 
 @app.command()
 def download(
     what: Annotated[str, typer.Argument(metavar="ID", help="An adapter, allocation or evaluation.")],
+    format: Annotated[
+        Format | None, typer.Option("--format", help="Of an adapter; diffusers unless given.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Download an adapter (safetensors), an allocation (CSV) or an evaluation (HTML report)."""
-    path, name = _source(what)
+    path, name = _source(what, format)
+    query = {} if format is None else {"format": format}
     target = output or Path(name)
     with Client(url, home=home) as client:
         try:
-            client.download(path, target)
+            client.download(path, target, **query)
         except OSError as error:
             raise RecastError(
                 f"cannot write {target}: {error.strerror}; give another file with --output"
@@ -36,15 +42,23 @@ def download(
         out.print(f"{target} ({target.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
 
 
-def _source(what: str) -> tuple[str, str]:
-    """API path and file name of the id ``what``. Raises typer.BadParameter for an id without a file."""
+def _source(what: str, format: Format | None) -> tuple[str, str]:
+    """API path and file name of the id ``what``. Raises typer.BadParameter for an id without such a file."""
+    names = {
+        "diffusers": "pytorch_lora_weights.safetensors",
+        "comfyui": f"{what}-comfyui.safetensors",
+        "peft": f"{what}-peft.zip",
+    }
     sources = {
-        "adapt": (f"/v1/adapters/{what}/download", "pytorch_lora_weights.safetensors"),
+        "adapt": (f"/v1/adapters/{what}/download", names[format or "diffusers"]),
         "alloc": (f"/v1/allocations/{what}.csv", f"{what}.csv"),
         "eval": (f"/v1/evaluations/{what}/report", f"{what}.html"),
     }
+    kind = what.partition("_")[0]
+    if format is not None and kind != "adapt":
+        raise typer.BadParameter(f"--format is for adapters (adapt_), {what!r} is none")
     try:
-        return sources[what.partition("_")[0]]
+        return sources[kind]
     except KeyError:
         raise typer.BadParameter(
             f"{what!r} is no id of an adapter (adapt_), allocation (alloc_) or evaluation (eval_)"

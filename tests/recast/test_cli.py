@@ -334,6 +334,29 @@ def test_downloading_picks_the_call_from_the_id(
     assert "--output" in err
 
 
+def test_an_adapter_is_downloaded_in_the_format_asked_for(
+    server: Scripted, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def file(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1")
+        handler.end_headers()
+        handler.wfile.write(b"a")
+
+    for query, name, options in (
+        ("", "pytorch_lora_weights.safetensors", ()),
+        ("?format=comfyui", "adapt_1-comfyui.safetensors", ("--format", "comfyui")),
+        ("?format=peft", "adapt_1-peft.zip", ("--format", "peft")),
+    ):
+        server.on("GET /v1/adapters/adapt_1/download" + query, file)
+        assert run(capsys, "download", "adapt_1", *options)[0] == 0
+        assert (tmp_path / name).read_bytes() == b"a"
+    assert run(capsys, "download", "adapt_1", "--format", "pickle")[0] == 2
+    code, _, err = run(capsys, "download", "alloc_1", "--format", "peft")
+    assert code == 2
+    assert "--format is for adapters" in err
+
+
 def test_a_new_keys_secret_is_printed_alone(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     server.on("POST /v1/keys", {"id": "key_1", "key": "rk_secret"}, status=201)
     code, out, _ = run(capsys, "keys", "create", "dashboard", "--role", "viewer")
