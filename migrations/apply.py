@@ -9,10 +9,13 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from store.database import database_url, make_engine
+from store.errors import DatabaseTooNew
 
 ADVISORY_LOCK = 7_215_310_843  # any number, the same for all versions of this project
 
@@ -28,6 +31,9 @@ def upgrade(url: str, revision: str = "head") -> None:
     """Apply the revisions up to ``revision`` that the database at ``url`` lacks; else leave it alone.
 
     Only one process upgrades a database at a time; the others wait and then find nothing to do.
+
+    Raises:
+        DatabaseTooNew: it has a revision that is not among ours.
     """
     engine = make_engine(url)
     config = alembic_config()
@@ -45,7 +51,16 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 def _run(config: Config, connection: Connection, revision: str) -> None:
     config.attributes["connection"] = connection
+    _check_known(config, connection)
     command.upgrade(config, revision)
+
+
+def _check_known(config: Config, connection: Connection) -> None:
+    scripts = ScriptDirectory.from_config(config)
+    known = {script.revision for script in scripts.walk_revisions()}
+    for revision in MigrationContext.configure(connection).get_current_heads():
+        if revision not in known:
+            raise DatabaseTooNew(revision, scripts.get_current_head() or "none")
 
 
 def _run_on_sqlite(config: Config, connection: Connection, revision: str) -> None:

@@ -69,6 +69,12 @@ class ProblemError(RecastError):
         return f"{self.title} ({self.status}): {listed}"
 
 
+class HomeLost(RecastError):
+    """The folder of a running service was moved or deleted."""
+
+    exit_code = 5
+
+
 class CannotStart(RecastError):
     """The embedded service cannot start; the text says why and what to do."""
 

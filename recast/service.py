@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -22,12 +25,13 @@ from sqlalchemy.exc import SQLAlchemyError
 import migrations
 from api.keys.service import new_secret
 from recast import embedded
-from recast.errors import CannotStart
+from recast.errors import CannotStart, HomeLost
 from recast.home import Home, ServiceRecord, write_private
 from recast.supervisor import Child, Interrupted, Supervisor
 from recast_engine.backbones.catalogue import models
 from recast_engine.errors import ConfigError
 from store.database import make_engine, session_factory
+from store.errors import DatabaseTooNew
 from store.queue import reachable
 from store.repositories import keys, workspaces
 from store.settings import Settings
@@ -53,21 +57,29 @@ def serve(
 
     Raises:
         CannotStart: with the reason and the remedy.
+        HomeLost: the home was moved or deleted meanwhile, and whatever would be stored with it.
     """
     home.create()
     stop = threading.Event()
-    with exclusive(home), _signals(stop):
+    with exclusive(home) as is_there, _signals(stop):
         supervisor = Supervisor(home.logs, stop, say)
         try:
             record = _start(home, port, supervisor)
             home.write_record(record)
             ready(record)
-            supervisor.run()
+            supervisor.run(is_there)
         except Interrupted:
             return
         finally:
-            home.record.unlink(missing_ok=True)
-            supervisor.stop()
+            try:
+                home.record.unlink(missing_ok=True)
+            finally:
+                supervisor.stop()
+        if not stop.is_set():
+            raise HomeLost(
+                f"{home.root} was moved or deleted while its service ran, so the service has ended: put it "
+                "back, if it still exists, and run `recast up` again"
+            )
 
 
 def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
@@ -124,6 +136,8 @@ def prepare(home: Home, settings: Settings) -> None:
                 )
                 write_private(home.key, secret + "\n")
         engine.dispose()
+    except DatabaseTooNew as error:
+        raise CannotStart(str(error)) from None
     except SQLAlchemyError as error:
         reason = str(error).splitlines()[0]
         raise CannotStart(f"the database cannot be used ({reason}); see RECAST_DATABASE_URL") from None
@@ -145,8 +159,10 @@ def listen(port: int) -> socket.socket:
 
 
 @contextmanager
-def exclusive(home: Home) -> Iterator[None]:
+def exclusive(home: Home) -> Iterator[Callable[[], bool]]:
     """Hold the home's lock; the kernel lets go of it however this process ends.
+
+    Yields what tells whether the lock is still the home's, which was neither moved nor deleted.
 
     Raises:
         CannotStart: another service holds it.
@@ -161,7 +177,7 @@ def exclusive(home: Home) -> Iterator[None]:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        yield
+        yield partial(_is_at, lock, home.lock)
 
 
 def _lock(lock: IO[str]) -> bool:
@@ -170,6 +186,14 @@ def _lock(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether the open ``file`` is still the one at ``path``; so it is while that cannot be looked at."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 def owner(home: Home) -> int | None:

@@ -85,9 +85,9 @@ class Supervisor:
             if self.stopped.wait(0.1):
                 raise Interrupted
 
-    def run(self, poll_seconds: float = 0.5) -> None:
-        """Watch over the children until ``stopped`` is set."""
-        while not self.stopped.wait(poll_seconds):
+    def run(self, goes_on: Callable[[], bool] = lambda: True, poll_seconds: float = 0.5) -> None:
+        """Watch over the children until ``stopped`` is set, or ``goes_on`` says no."""
+        while not self.stopped.wait(poll_seconds) and goes_on():
             for child in self.children:
                 self._tend(child)
 
@@ -99,6 +99,7 @@ class Supervisor:
                 child.process = None
 
     def _launch(self, child: Child) -> None:
+        self.logs.mkdir(exist_ok=True)
         with self.log(child).open("ab") as log:
             child.process = subprocess.Popen(
                 [sys.executable, "-m", "recast.child", str(os.getpid()), *child.command],
@@ -116,18 +117,21 @@ class Supervisor:
         if child.restart_at is not None:
             if now >= child.restart_at:
                 child.restarts += 1
-                self._launch(child)
+                try:
+                    self._launch(child)
+                except OSError as error:  # no memory for a process, no room for a log: that may pass
+                    self._restart_later(child, f"cannot be started ({error.strerror})")
             return
         if child.process is None or child.process.poll() is None:
             return
         signal_group(child.process, signal.SIGKILL)  # what the dead process may have left behind
         if now - child.started > STEADY_SECONDS:
             child.delay = FIRST_DELAY
-        self.say(
-            f"{child.name} ended with status {child.process.returncode}; "
-            f"starting it again in {child.delay:g} s (log: {self.log(child)})"
-        )
-        child.restart_at = now + child.delay
+        self._restart_later(child, f"ended with status {child.process.returncode}")
+
+    def _restart_later(self, child: Child, why: str) -> None:
+        self.say(f"{child.name} {why}; starting it again in {child.delay:g} s (log: {self.log(child)})")
+        child.restart_at = time.monotonic() + child.delay
         child.delay = min(child.delay * 2, LONGEST_DELAY)
 
     def _obituary(self, child: Child, what: str) -> str:

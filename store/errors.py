@@ -59,5 +59,19 @@ class ArtifactDamaged(ArtifactMissing):
         return f"what is stored under {self.key!r} does not match its checksum"
 
 
+class DatabaseTooNew(StoreError):
+    """The database was upgraded by a newer version of this project than the one that runs."""
+
+    def __init__(self, revision: str, newest: str):
+        self.revision, self.newest = revision, newest
+        super().__init__(revision, newest)
+
+    def __str__(self) -> str:
+        return (
+            f"the database was upgraded by a newer version of ReCAST (it has revision {self.revision}, and "
+            f"this version knows those up to {self.newest}): run that version or a later one"
+        )
+
+
 class StorageError(StoreError):
     """Bytes could not be written or read (disk full, no permission, no network)."""

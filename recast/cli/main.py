@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -45,5 +46,12 @@ def main() -> None:
     try:
         app()
     except (RecastError, EngineError) as error:
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {error}")
-        sys.exit(getattr(error, "exit_code", 1))
+        _end(str(error), getattr(error, "exit_code", 1))
+    except OSError as error:  # a file of the home folder, which anyone may lock away or a full disk refuse
+        reason = error.strerror or str(error)
+        _end(f"{error.filename}: {reason}" if error.filename else reason, 1)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {message}")
+    sys.exit(code)

@@ -59,6 +59,33 @@ def test_a_killed_worker_costs_only_the_time_since_the_last_checkpoint(home: Hom
         assert len([adapter for adapter in client.adapters(job["id"]) if adapter["final"]]) == 1
 
 
+def test_a_service_ends_when_its_home_is_moved_away_and_goes_on_when_it_is_back(
+    home: Home, tmp_path: Path
+) -> None:
+    with Client(home=home.root) as client:
+        job = client.create_training({**BODY, "seed": 2})
+        for event in client.events(job["id"]):
+            if event.type == "file" and event.data["kind"] == "checkpoint":
+                break
+    record = service.running(home)
+    assert record is not None
+    pids = descendants(record.pid)
+    away = tmp_path / "away"
+    home.root.rename(away)
+    assert eventually(lambda: not any(alive(pid) for pid in pids), 60)
+    said = (away / "logs" / "service.log").read_text().splitlines()[-1]
+    assert f"Error: {home.root} was moved or deleted while its service ran" in said
+    if home.root.exists():  # what the engine's leaving made there
+        home.root.rename(tmp_path / "made anew")
+    away.rename(home.root)
+    service.start_in_background(home, 0, bound=True)
+    with Client(home=home.root) as client:
+        if client.job(job["id"])["status"] == "failed":  # its engine missed a file first
+            assert client.job(job["id"])["error"]["type"] == "storage-error"
+            client.resume(job["id"])
+        assert client.wait(job["id"])["status"] == "succeeded"
+
+
 def test_a_killed_service_leaves_no_process_and_goes_on_when_started_again(home: Home) -> None:
     with Client(home=home.root) as client:
         job = client.create_training({**BODY, "seed": 1})

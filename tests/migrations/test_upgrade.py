@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 import migrations
 from migrations.apply import alembic_config
 from store.database import make_engine, session_factory
+from store.errors import DatabaseTooNew
 from store.models import Base, PromptSet
 from store.repositories import workspaces
 
@@ -57,6 +58,18 @@ def test_upgrading_twice_changes_nothing(database: str) -> None:
         assert workspaces.get(session, workspace_id).name == "kept"
         head = ScriptDirectory.from_config(alembic_config()).get_current_head()
         assert session.scalars(text("SELECT version_num FROM alembic_version")).all() == [head]
+    engine.dispose()
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(database: str) -> None:
+    migrations.upgrade(database)
+    engine = make_engine(database)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(DatabaseTooNew, match=r"newer version of ReCAST .*revision 9999"):
+        migrations.upgrade(database)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
     engine.dispose()
 
 

@@ -115,6 +115,14 @@ STORY = (
 )
 
 
+def test_a_file_of_the_home_that_cannot_be_used_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lock = tmp_path / "home" / "lock"
+    lock.mkdir(parents=True)
+    assert run(capsys, "up", "--port", "0") == (1, "", f"Error: {lock}: Is a directory\n")
+
+
 def test_listing_jobs_as_json_prints_json_and_nothing_else(
     server: Scripted, capsys: pytest.CaptureFixture[str]
 ) -> None:

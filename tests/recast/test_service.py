@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -88,6 +89,12 @@ def test_a_database_that_cannot_be_opened_is_one_clear_error(
     (home.root / "recast.db").write_bytes(b"this is no database, whatever its name says" * 50)
     with pytest.raises(CannotStart, match=r"the database cannot be used .*RECAST_DATABASE_URL"):
         service.prepare(home, service.settings_of(home))
+    (home.root / "recast.db").unlink()
+    service.prepare(home, service.settings_of(home))
+    with sqlite3.connect(home.root / "recast.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(CannotStart, match=r"newer version of ReCAST .*9999.* run that version"):
+        service.prepare(home, service.settings_of(home))
     monkeypatch.setenv("RECAST_LEASE_SECONDS", "soon")
     with pytest.raises(CannotStart, match="RECAST_LEASE_SECONDS"):
         service.settings_of(home)
@@ -114,11 +121,16 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
 
 def test_only_one_service_per_home(home: Home) -> None:
     assert service.owner(home) is None
-    with service.exclusive(home):
+    with service.exclusive(home) as is_there:
         refusal = rf"already runs on .* \(process {os.getpid()}\).*recast down"
         with pytest.raises(CannotStart, match=refusal), service.exclusive(home):
             pytest.fail("two services hold the same home")
         assert service.owner(home) == os.getpid()
+        assert is_there()
+        home.lock.unlink()
+        assert not is_there()
+        home.lock.touch()  # another service's
+        assert not is_there()
     assert service.owner(home) is None
     assert not service.stop_running(home)
 

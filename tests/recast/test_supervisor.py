@@ -131,6 +131,24 @@ def test_a_crashed_child_is_started_again_with_growing_delays(
     supervisor.stop()
 
 
+def test_a_child_that_cannot_be_launched_again_is_tried_again(
+    supervisor: Supervisor, stopped: threading.Event, said: list[str]
+) -> None:
+    child = Child("worker", python("raise SystemExit(3)"), delay=0.01)
+    supervisor.children.append(child)
+    supervisor._launch(child)
+    assert child.process is not None
+    child.process.wait()
+    supervisor.log(child).unlink()
+    supervisor.log(child).mkdir()  # no log can be opened
+    threading.Timer(1.0, supervisor.log(child).rmdir).start()
+    threading.Timer(4.0, stopped.set).start()
+    supervisor.run(poll_seconds=0.02)
+    assert "worker cannot be started (Is a directory); starting it again in 0.02 s" in said[1]
+    assert "worker ended with status 3" in said[-1]
+    supervisor.stop()
+
+
 def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen(python(SUPERVISES, str(tmp_path)), stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
