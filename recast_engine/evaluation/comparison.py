@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from recast_engine.evaluation import objective as objectives
 from recast_engine.evaluation import statistics, verdict
 from recast_engine.evaluation.drawing import Drawn
+from recast_engine.rewards.base import spread
 from recast_engine.rewards.catalogue import reward_info
 
 Floats = NDArray[np.float64]
@@ -62,7 +63,7 @@ def _metric(
         "summary": info.summary,
         "held_out": info.role == "held_out",
         "higher_is_better": info.higher_is_better,
-        "baseline_std": float(own.std()) if own.size else None,
+        "baseline_std": spread(own) if own.size else None,
         "means": {
             label: asdict(statistics.mean_interval(values, seed=seed)) | {"failed": failed[label]}
             for label, values in columns.items()

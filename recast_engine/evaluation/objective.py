@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recast_engine.errors import ConfigError
+from recast_engine.rewards.base import spread
 
 Floats = NDArray[np.float64]
 Tables = Mapping[str, Mapping[str, Floats]]
@@ -55,10 +56,7 @@ def references(tables: Tables, baseline: str, rewards: Mapping[str, float]) -> d
     for reward in rewards:
         own = _finite(tables[baseline][reward])
         mean = float(own.mean()) if own.size else 0.0
-        std = float(own.std()) if own.size else 0.0
-        if std == 0.0:
-            pooled = np.concatenate([_finite(table[reward]) for table in tables.values()])
-            std = float(pooled.std()) if pooled.size else 0.0
+        std = spread(own) or spread(np.concatenate([table[reward].ravel() for table in tables.values()]))
         result[reward] = Reference(mean, std)
     return result
 

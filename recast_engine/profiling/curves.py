@@ -21,10 +21,10 @@ from recast_engine.profiling.estimator import (
 from recast_engine.profiling.profile import Curve
 from recast_engine.profiling.smoothing import smooth_non_increasing
 from recast_engine.profiling.uncertainty import Measured, interval
+from recast_engine.rewards.base import spread
 
 Array = NDArray[np.float64]
 
-RELATIVE_NOISE = 1e-6  # scores are float32: a spread below this share of their size is rounding
 VIOLATION_SE = 3.0  # about a 5% chance anywhere among the 36 pairs of 9 levels
 FEW_PROMPTS = 16
 
@@ -50,10 +50,8 @@ def tilt(clean: Array, rollouts: Array, advantage_clip: float) -> tuple[Array, A
     finite = np.isfinite(clean)
     count = np.maximum(finite.sum(axis=1, keepdims=True), 1)
     centre = np.where(finite, clean, 0.0).sum(axis=1, keepdims=True) / count
-    scores = clean[finite]
-    spread = float(scores.std()) if scores.size else 0.0
-    alive = scores.size > 0 and spread > RELATIVE_NOISE * float(np.abs(scores).max())
-    slope = 1.0 / (spread * advantage_clip) if alive else 0.0
+    deviation = spread(clean)
+    slope = 1.0 / (deviation * advantage_clip) if deviation > 0.0 else 0.0
     return (
         0.5 + 0.5 * np.clip((clean - centre) * slope, -1.0, 1.0),
         0.5 + 0.5 * np.clip((rollouts - centre[:, :, None]) * slope, -1.0, 1.0),

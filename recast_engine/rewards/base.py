@@ -12,6 +12,22 @@ from numpy.typing import NDArray
 from recast_engine.errors import RewardFailure
 from recast_engine.prompts import Prompt
 
+RELATIVE_NOISE = 1e-6
+"""Scores are computed in float32 (7 digits): differences below this share of their magnitude are rounding,
+not preference."""
+
+
+def spread(scores: NDArray[np.float64]) -> float:
+    """Population standard deviation of the finite ones of ``scores`` (any shape); 0 for none.
+
+    0 too for one that is no more than rounding, as that of a constant such as 0.1 is.
+    """
+    finite = scores[np.isfinite(scores)]
+    if not finite.size:
+        return 0.0
+    deviation = float(finite.std())
+    return deviation if deviation > RELATIVE_NOISE * float(np.abs(finite).max()) else 0.0
+
 
 class PartialFailure(RewardFailure):
     """Some images of a batch could not be scored: ``values`` (N,) has NaN for them, the text says why."""

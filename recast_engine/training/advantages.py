@@ -9,11 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Scale = Literal["global", "group"]
+from recast_engine.rewards.base import RELATIVE_NOISE
 
-RELATIVE_NOISE = 1e-6
-"""A group whose scores differ by less than this share of their magnitude is dead: rewards are computed in
-float32 (7 digits), so such differences are rounding, not preference."""
+Scale = Literal["global", "group"]
 
 
 def group_advantages(
@@ -113,7 +111,7 @@ def _spread(scores: Tensor, usable: Tensor, ids: Tensor) -> tuple[Tensor, Tensor
 
 
 def _usable(scores: Tensor, ids: Tensor) -> Tensor:
-    """Finite, and in a group whose finite scores differ by more than rounding: (N,) bool."""
+    """Finite, and in a group whose finite scores differ by more than ``RELATIVE_NOISE``: (N,) bool."""
     finite = torch.isfinite(scores)
     size = int(ids.max()) + 1 if len(ids) else 0
     highest = scores.new_full((size,), -torch.inf).scatter_reduce(

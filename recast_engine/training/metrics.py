@@ -11,7 +11,7 @@ import torch
 from recast_engine.backbones.base import Backbone
 from recast_engine.config import OptimizerConfig
 from recast_engine.observer import Observer
-from recast_engine.rewards.base import Scores
+from recast_engine.rewards.base import Scores, spread
 from recast_engine.training.advantages import advantage_scales, usable_samples
 from recast_engine.training.rollouts import Rollouts
 from recast_engine.training.stages import Stage
@@ -47,7 +47,7 @@ def extend_baseline(baseline: Baseline, scores: Scores) -> dict[str, tuple[float
     for reward, values in zip(scores.rewards, scores.values, strict=True):
         finite = values[np.isfinite(values)]
         if reward not in extended and len(finite) > 1:
-            extended[reward] = (float(finite.mean()), float(finite.std()))
+            extended[reward] = (float(finite.mean()), spread(finite))
     return extended
 
 

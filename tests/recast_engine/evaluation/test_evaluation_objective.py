@@ -56,6 +56,15 @@ def test_a_constant_baseline_borrows_the_spread_of_all():
     np.testing.assert_array_equal(parts["ocr"], 0.0)
 
 
+def test_rounding_is_no_spread():
+    """The standard deviation of 21 times 0.1 is 1e-17 in floating point: nothing to measure by."""
+    base, tuned = {"ocr": np.full((7, 3), 0.1)}, {"ocr": np.full((7, 3), 0.2)}
+    assert base["ocr"].std() > 0.0
+    reference = references({"base": base, "tuned": tuned}, "base", {"ocr": 1.0})
+    assert reference["ocr"].std == pytest.approx(0.05)
+    assert references({"base": base}, "base", {"ocr": 1.0})["ocr"].std == 0.0
+
+
 def test_prompts_no_reward_applies_to_have_no_objective():
     base = {"ocr": np.array([[0.0, 1.0], [NAN, NAN]])}
     applies = {"ocr": np.array([True, False])}
