@@ -17,15 +17,16 @@ Finding = dict[str, str]
 def direction(difference: Mapping[str, Any], p_value: float | None) -> Direction:
     """What a paired difference shows.
 
-    ``up`` or ``down``: the interval leaves zero out and ``p_value`` is below 5%; ``unclear``: one of the two
-    only; ``none``: no difference found.
+    ``up`` or ``down``: the interval of the mean leaves zero out, ``p_value`` is below 5%, and most prompts go
+    the same way; ``unclear``: one of the two only, or most prompts go against the mean; ``none``: no
+    difference found.
     """
     low, high = difference["low"], difference["high"]
     if low is None or high is None:
         return "none"
     leaves_zero_out = low > 0 or high < 0
     rejected = p_value is not None and p_value < SIGNIFICANT
-    if leaves_zero_out and rejected:
+    if leaves_zero_out and rejected and (low > 0) == (difference["wins"] > difference["losses"]):
         return "up" if low > 0 else "down"
     return "unclear" if leaves_zero_out or rejected else "none"
 
@@ -114,7 +115,11 @@ def _metrics(report: Mapping[str, Any], label: str) -> list[Finding]:
     held_out = {name: way for name, way in shown.items() if report["metrics"][name]["held_out"]}
 
     def figures(name: str) -> str:
-        return f"{name} {interval(report['metrics'][name]['differences'][label])}"
+        difference = report["metrics"][name]["differences"][label]
+        text = f"{name} {interval(difference)}"
+        if shown[name] != "unclear":
+            return text
+        return f"{text}, higher on {difference['wins']} of {difference['prompts']} prompts"
 
     sentences = {
         "up": ("good", "Clearly higher: {}."),

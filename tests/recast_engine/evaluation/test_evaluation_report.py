@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from recast_engine.evaluation import verdict
+from recast_engine.evaluation import statistics, verdict
 from recast_engine.evaluation.heatmap import heatmap_figure, heatmap_png, save_heatmap
 from recast_engine.evaluation.report import render_report, strip
 
@@ -54,7 +55,7 @@ def report():
         "metrics": {
             "geneval": metric(0.5, 0.62, difference(0.12, 0.08, 0.16, p=2e-6)),
             "ocr": metric(0.4, 0.41, difference(0.01, -0.02, 0.04, p=0.7)),
-            "clipscore": metric(0.3, 0.28, difference(-0.02, -0.03, -0.01), failed=3),
+            "clipscore": metric(0.3, 0.28, difference(-0.02, -0.03, -0.01, wins=8, losses=40), failed=3),
             "hpsv2": metric(0.3, 0.31, difference(0.01, 0.002, 0.02, p=0.2)),
             "aesthetic": metric(6.0, 6.0, difference(0.0, -0.1, 0.1, p=1.0), held_out=True),
         },
@@ -83,19 +84,30 @@ ALLOCATION = {
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p", "expected"),
+    ("low", "high", "wins", "p", "expected"),
     [
-        (0.1, 0.2, 0.01, "up"),
-        (-0.2, -0.1, 0.01, "down"),
-        (0.1, 0.2, 0.2, "unclear"),
-        (-0.1, 0.2, 0.01, "unclear"),
-        (-0.1, 0.2, 0.5, "none"),
-        (None, None, 0.01, "none"),
-        (0.1, 0.2, None, "unclear"),
+        (0.1, 0.2, 70, 0.01, "up"),
+        (-0.2, -0.1, 30, 0.01, "down"),
+        (0.1, 0.2, 60, 0.2, "unclear"),
+        (-0.1, 0.2, 70, 0.01, "unclear"),
+        (-0.1, 0.2, 50, 0.5, "none"),
+        (None, None, 70, 0.01, "none"),
+        (0.1, 0.2, 60, None, "unclear"),
+        (0.1, 0.2, 30, 0.01, "unclear"),  # a few large gains beside losses on most prompts
+        (-0.2, -0.1, 70, 0.01, "unclear"),
     ],
 )
-def test_direction_takes_interval_and_test_together(low, high, p, expected):
-    assert verdict.direction({"low": low, "high": high}, p) == expected
+def test_direction_takes_interval_and_test_together(low, high, wins, p, expected):
+    assert verdict.direction({"low": low, "high": high, "wins": wins, "losses": 100 - wins}, p) == expected
+
+
+def test_a_mean_against_most_prompts_is_no_clear_direction():
+    """30 prompts gain 1, 70 lose 0.01: interval and sign test are both sure, of opposite things."""
+    units = np.array([[1.0]] * 30 + [[-0.01]] * 70)
+    found = statistics.paired_difference(units, np.zeros_like(units), seed=0)
+    assert found.low == pytest.approx(0.2, abs=0.02)
+    assert found.p_value == pytest.approx(7.85e-5, rel=1e-3)
+    assert verdict.direction(asdict(found), found.p_value) == "unclear"
 
 
 def test_verdict_says_what_is_supported(report):
@@ -107,6 +119,7 @@ def test_verdict_says_what_is_supported(report):
     assert "Clearly lower: clipscore −0.02" in text
     assert "No difference found: ocr +0.01" in text
     assert "not confirmed after correction for 5 metrics: hpsv2" in text
+    assert "+0.002 to +0.02), higher on 40 of 48 prompts." in text
     assert "Held out from training, aesthetic 0" in text
     assert "3 scores of clipscore for “tuned”" in text
     assert "48 prompts and 192 images a subject" in text
