@@ -21,7 +21,7 @@ from recast_engine.errors import InvalidArgument
 Array = NDArray[np.float64]
 Unit = Literal["prompts", "images"]
 
-SMALLEST_MEAN = 1e-6  # of Z: floor of a mean over rollouts where a negative power or a logarithm needs one
+SMALLEST_MEAN = 1e-6  # floor of a mean optimality (over rollouts: of Z) that a quotient or logarithm takes
 SMALLEST_Z = 1e-30  # the same for Z itself: a prompt where every optimality is 0 then counts with 0
 
 
@@ -139,8 +139,8 @@ def renyi_self_tilted(
             images are biased by -Cov / K; this removes the bias.
 
     Raises:
-        InvalidArgument: shapes or values out of range, no prompt with two usable images, or optimalities
-            that vanish everywhere, which leaves no positive policy.
+        InvalidArgument: shapes or values out of range, no prompt with two usable images, or optimalities of
+            clean images that vanish everywhere, which leaves no positive policy.
     """
     values = _checked(clean, rollout, alpha)
     found = moments(values, alpha, centred=centred, unit="prompts")
@@ -149,9 +149,9 @@ def renyi_self_tilted(
     count = len(found.numerator)
     if found.prompts == 0:
         raise InvalidArgument("clean, rollout: no prompt has two images with finite optimality")
+    if np.nanmean(values[:, :, 0]) <= SMALLEST_MEAN:
+        raise InvalidArgument("clean: the optimality vanishes on (almost) all images")
     value = float(found.divergence(np.ones(count)))
-    if not math.isfinite(value):
-        raise InvalidArgument("clean, rollout: the optimality vanishes on (almost) all images")
     return Estimate(value, jackknife(found), found.prompts, found.images)
 
 
@@ -241,20 +241,20 @@ def _image_covariances(values: Array) -> Array:
 
 
 def scaled_deviation(left_out: Array) -> Array:
-    """Estimates without each unit in turn -> deviations whose sum of squares is the jackknife variance."""
-    count = len(left_out)
+    """Estimates without each unit in turn -> deviations whose sum of squares is the jackknife variance.
+
+    A unit without which there is no estimate (NaN) is left out of both, and has deviation 0.
+    """
+    finite = np.isfinite(left_out)
+    count = int(finite.sum())
     if count < 2:
-        return np.zeros(count)
-    return np.asarray(np.sqrt((count - 1) / count) * (left_out - left_out.mean()))
+        return np.zeros(len(left_out))
+    return np.where(finite, np.sqrt((count - 1) / count) * (left_out - left_out[finite].mean()), 0.0)
 
 
 def jackknife(found: Moments) -> float:
     """Standard error of D over units, by leaving out each in turn."""
-    left_out = found.left_out()
-    left_out = left_out[np.isfinite(left_out)]
-    if len(left_out) < 2:
-        return 0.0
-    return float(np.sqrt((len(left_out) - 1) * left_out.var()))
+    return float(np.sqrt((found.influence() ** 2).sum()))
 
 
 def _checked(clean: ArrayLike, rollout: ArrayLike, alpha: float) -> Array:
@@ -290,8 +290,10 @@ def moments(values: Array, alpha: float, *, centred: bool, unit: Unit) -> Moment
     with np.errstate(divide="ignore", invalid="ignore"):
         pair = _second_order(values, present) if alpha == 2.0 else _any_order(values, present, alpha, centred)
     numerator, denominator, image_numerator, image_denominator = pair
-    if alpha == 2.0 and centred:
-        lift = (numerator - denominator) / np.maximum(centring, 1)
+    if alpha == 2.0:
+        lift = (numerator - denominator) / np.maximum(centring, 1) if centred else np.zeros(len(prompts))
+        # where all rollouts have optimality 0, so has their covariance: D = 0, not 0 / 0 or rounding's ratio
+        lift = lift + np.maximum(SMALLEST_MEAN**2 - denominator, 0.0)
         numerator, denominator = numerator + lift, denominator + lift
         image_numerator, image_denominator = (
             image_numerator + lift[:, None],

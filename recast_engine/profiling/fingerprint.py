@@ -12,7 +12,7 @@ from recast_engine.errors import ConfigError
 from recast_engine.rewards.catalogue import reward_info
 from recast_engine.weights import weights_identity
 
-ESTIMATOR_VERSION = 6
+ESTIMATOR_VERSION = 7
 """Raised with every change that gives the same request other numbers."""
 
 

@@ -112,7 +112,6 @@ class Measured:
     def covariance(self) -> Array:
         """(L, L) of the values' errors, by the jackknife."""
         influence = self.influence()
-        influence = np.where(np.isfinite(influence), influence, 0.0)
         return np.asarray(influence @ influence.T)
 
     def survival_errors(self) -> Array:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from recast_engine.errors import ConfigError
 from recast_engine.profiling import renyi_self_tilted
+from recast_engine.profiling.curves import estimate_curve
+from recast_engine.profiling.estimator import scaled_deviation
 
 Array = NDArray[np.float64]
 
@@ -192,6 +194,40 @@ def test_tensors_are_accepted() -> None:
     clean, rollout = draw(np.random.default_rng(12), 3, 5, 1, 0.25)
     tensors = renyi_self_tilted(torch.from_numpy(clean), torch.from_numpy(rollout))
     assert tensors == renyi_self_tilted(clean, rollout)
+
+
+@pytest.mark.parametrize("prompts", [1, 16])
+def test_rollouts_that_all_miss_the_reward_survive_in_nothing(prompts: int) -> None:
+    """r' = 0 everywhere: its covariance with r is 0, so D = 0, not 0 / 0 or a ratio of roundings."""
+    clean = np.random.default_rng(0).uniform(0.3, 0.7, (prompts, 8))
+    for rollout in (np.zeros(clean.shape), np.zeros((*clean.shape, 3))):
+        found = renyi_self_tilted(clean, rollout, centred=True)
+        assert found.value == pytest.approx(0.0, abs=1e-3)
+        assert found.standard_error == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_unit_that_cannot_be_left_out_has_no_part_in_the_jackknife() -> None:
+    """Without it the estimate is 0 / 0; the others' variance is that of three."""
+    deviation = scaled_deviation(np.array([1.0, np.nan, 2.0, 3.0]))
+    np.testing.assert_allclose(deviation, [-math.sqrt(2 / 3), 0.0, 0.0, math.sqrt(2 / 3)])
+    np.testing.assert_array_equal(scaled_deviation(np.array([1.0, np.nan])), 0.0)
+
+
+def test_a_saturated_reward_has_a_curve() -> None:
+    """Nearly all clean images score 1 and every rollout 0.8: far beyond the clip, and no reason to fail."""
+    clean = np.ones((16, 4))
+    clean[0, 0] = 0.9
+    rollouts = np.full((2, 16, 4, 1), 0.8)
+    curve = estimate_curve(
+        clean,
+        rollouts,
+        levels=(0.0, 0.4, 0.8, 1.0),
+        alpha=2.0,
+        advantage_clip=5.0,
+        rng=np.random.default_rng(0),
+    )
+    np.testing.assert_allclose(curve.divergence_raw[1:], 0.0, atol=1e-3)
+    assert np.isfinite([*curve.ci_high, *curve.gain_high, *curve.survival_error]).all()
 
 
 @pytest.mark.parametrize(
