@@ -79,7 +79,7 @@ def get_training_metrics(
         Query(max_length=100, description="only these; repeat the parameter or separate by commas"),
     ] = None,
     after: Annotated[int | None, Query(ge=-1, le=2**31, description="only later epochs")] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_POINTS, description="points at most")] = 20_000,
+    limit: Annotated[int, Query(ge=1, le=MAX_POINTS, description="points at most, but one epoch")] = 20_000,
 ) -> Metrics:
     """Time series: each reward, the loss and its terms, gradient norm, share of groups without spread.
 

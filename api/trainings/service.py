@@ -27,7 +27,7 @@ from api.trainings.schemas import (
 from recast_engine import config as configs
 from recast_engine.config import TrainingConfig
 from store.errors import NotFound
-from store.models import Allocation, Artifact, Job
+from store.models import Allocation, Artifact, Job, Metric
 from store.repositories import allocations, artifacts, jobs, trainings
 
 KIND = "training"
@@ -95,14 +95,23 @@ def metrics(
     after: int | None,
     limit: int,
 ) -> Metrics:
-    """Time series after epoch ``after``, at most ``limit`` points, whole epochs only. Raises NotFound."""
+    """Time series after epoch ``after``, whole epochs only: one, or as many as ``limit`` points hold.
+
+    Raises NotFound.
+    """
+
+    def points(**which: int | None) -> Sequence[Metric]:
+        return trainings.metrics(session, training_id, names=names, **which)
+
     with context.read() as session:
         _job(session, caller, training_id)
-        rows = trainings.metrics(session, training_id, names=names, after=after, limit=limit + 1)
-    more = len(rows) > limit
-    if more:
-        whole = [row for row in rows if row.step != rows[-1].step]
-        rows = whole or rows[:limit]
+        rows = points(after=after, limit=limit + 1)
+        more = len(rows) > limit
+        if more and rows[0].step == rows[-1].step:
+            rows = points(after=after, until=rows[0].step)
+            more = bool(points(after=rows[0].step, limit=1))
+        elif more:
+            rows = [row for row in rows if row.step != rows[-1].step]
     series: dict[str, Series] = {}
     for row in rows:
         found = series.setdefault(row.name, Series(steps=[], values=[]))

@@ -28,14 +28,17 @@ def metrics(
     *,
     names: Sequence[str] | None = None,
     after: int | None = None,
+    until: int | None = None,
     limit: int | None = None,
 ) -> Sequence[Metric]:
-    """Scalars by rising step, then name; only ``names``, and only steps greater than ``after``, if given."""
+    """Scalars by rising step, then name; of ``names``, after step ``after`` and up to ``until``, if given."""
     query = select(Metric).where(Metric.job_id == job_id)
     if names is not None:
         query = query.where(Metric.name.in_(names))
     if after is not None:
         query = query.where(Metric.step > after)
+    if until is not None:
+        query = query.where(Metric.step <= until)
     return session.scalars(query.order_by(Metric.step, Metric.name).limit(limit)).all()
 
 

@@ -205,6 +205,13 @@ def test_metrics_are_series_that_can_be_followed(service, started):
     }
     cut = service.client.get(url, params={"limit": 3}).json()
     assert (cut["series"]["loss/kl"]["steps"], cut["next_after"], cut["more"]) == ([1], 1, True)
+    for epoch in (1, 2, 3):  # an epoch has two points: a smaller limit loses none of them
+        tight = service.client.get(url, params={"limit": 1, "after": epoch - 1}).json()
+        assert {name: series["steps"] for name, series in tight["series"].items()} == {
+            "loss/kl": [epoch],
+            "reward/ocr/mean": [epoch],
+        }
+        assert (tight["next_after"], tight["more"]) == (epoch, epoch < 3)
     assert service.client.get(url, params={"names": ["loss/kl", "a\x00b"]}).status_code == 200
 
 
