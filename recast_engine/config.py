@@ -34,6 +34,8 @@ MAX_FAILED_SHARE = 0.2
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS, description="denoising steps")]
+Shift = Annotated[float, Field(ge=0.01, le=100.0)]
+"""Of a sampler's noise levels; beyond these bounds the schedulers' float32 does not resolve them."""
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Weight = Annotated[float, Field(ge=0.0, le=1e9, description="relative weight; normalised to sum 1")]
 Budgets = Annotated[dict[str, Weight], Field(min_length=1, max_length=64)]
@@ -202,7 +204,7 @@ class SamplingConfig:
         Literal["ab2", "dpm2", "euler"],
         Field(description="ab2: Adams-Bashforth in sigma; dpm2: DPM-Solver++(2M), the reference's; euler"),
     ] = "ab2"
-    shift: Annotated[float, Field(gt=0.0, le=100.0)] | None = None  # None: the model's own
+    shift: Shift | None = None  # None: the model's own
     prompts_per_epoch: Annotated[int, Field(ge=1, le=4096)] = 48
     images_per_prompt: Annotated[int, Field(ge=2, le=256)] = 24
     batch_size: Annotated[int, Field(ge=1, le=1024, description="images sampled at once, per device")] = 64

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from recast_engine.config import AllocationMethod, Budgets, Steps, Temperature
+from recast_engine.config import AllocationMethod, Budgets, Shift, Steps, Temperature
 
 Gain = Annotated[float, Field(ge=0.0, le=1e12)]
 RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/-]{0,79}$")]
@@ -40,7 +40,7 @@ class AllocationRequest(BaseModel):
     ) = Field(default=None, description="for each reward, one gain per step, noisiest first")
     budgets: Budgets = Field(description="weights of rewards, or of objectives that stand for their rewards")
     steps: Steps | None = Field(default=None, description="needed with a profile; else the gains' length")
-    shift: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+    shift: Shift | None = Field(
         default=None, description="timestep shift of the sampler; null: the model's own"
     )
     method: AllocationMethod = "recast"

@@ -23,7 +23,7 @@ from api.profiles.schemas import (
     Gains,
     ProfileView,
 )
-from recast_engine.config import MAX_STEPS, ProfileConfig
+from recast_engine.config import MAX_STEPS, ProfileConfig, Shift
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 Body = Annotated[ProfileConfig, json_body(ProfileConfig)]
@@ -98,9 +98,7 @@ def get_profile_gains(
     caller: Viewer,
     context: Services,
     steps: Annotated[int, Query(ge=1, le=MAX_STEPS)],
-    shift: Annotated[
-        float | None, Query(gt=0, le=100, allow_inf_nan=False, description="null: the model's own")
-    ] = None,
+    shift: Annotated[Shift | None, Query(allow_inf_nan=False, description="null: the model's own")] = None,
 ) -> Gains:
     """Gains of each reward for a sampler with any number of steps."""
     return service.gains(context, caller, id, steps, shift)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import JobView
-from recast_engine.config import Budgets, Steps, Temperature
+from recast_engine.config import Budgets, Shift, Steps, Temperature
 
 EXAMPLE = {
     "model": "miniature",
@@ -87,7 +87,7 @@ class ComparisonRequest(BaseModel):
         default=None, description="weights of rewards or objectives; null: all common rewards alike"
     )
     steps: Steps | None = Field(default=None, description="null: the model's own")
-    shift: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+    shift: Shift | None = Field(
         default=None, description="timestep shift of the sampler; null: the model's own"
     )
     temperature: Temperature = 1.0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 
 from recast_engine import miniature
-from recast_engine.config import STRICT, Steps
+from recast_engine.config import STRICT, Shift, Steps
 from recast_engine.errors import ConfigError
 
 RewardWorld = Literal["miniature", "public"]
@@ -125,7 +125,7 @@ class ModelInfo:
     licence: Annotated[str, Field(min_length=1)]
     resolution: Annotated[int, Field(ge=PIXELS_PER_TOKEN, le=MAX_RESOLUTION, multiple_of=PIXELS_PER_TOKEN)]
     default_steps: Steps
-    shift: Annotated[float, Field(gt=0.0, le=100.0)]
+    shift: Shift
     memory_gib: Annotated[float, Field(gt=0.0)]
     revision: str | None = None
     gated: bool = False

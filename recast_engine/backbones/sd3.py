@@ -59,8 +59,9 @@ class SD3Backbone(PipelineBackbone):
         overrides = {} if shift is None else {"shift": shift}
         scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config, **overrides)
         scheduler.set_timesteps(steps)
-        levels: Tensor = scheduler.sigmas
-        return levels.double()
+        levels: Tensor = scheduler.sigmas.double()
+        levels[0] = 1.0  # pure noise; for small shifts the scheduler's float32 puts it above
+        return levels
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """v(x_sigma, sigma | prompt): latents (N, C, h, w), sigma (N,) in [0, 1] -> (N, C, h, w)."""

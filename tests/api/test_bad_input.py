@@ -319,6 +319,7 @@ def test_bad_queries_are_refused(client):
         "/v1/profiles/prof_x/gains?steps=0",
         "/v1/profiles/prof_x/gains?steps=1001",
         "/v1/profiles/prof_x/gains?steps=4&shift=nan",
+        "/v1/profiles/prof_x/gains?steps=4&shift=0.001",
         "/v1/adapters/adapt_x/download?format=pickle",
     ):
         assert refused(client.get(path))["errors"]

@@ -147,7 +147,7 @@ GOOD = 'family = "sd3"\nsource = "a/b"\nresolution = 512\n'
         ("[models.x]\n" + GOOD.replace("512", "500"), r"models\.x: resolution: .*multiple of 16"),
         ("[models.x]\n" + GOOD.replace("512", "1000000000"), r"models\.x: .*resolution: .*4096"),
         ("[models.x]\n" + GOOD.replace("a/b", "somewhere"), r"models\.x: source: .*"),
-        ("[models.x]\n" + GOOD + "shift = -1.0\n", r"models\.x: shift: .*greater than 0"),
+        ("[models.x]\n" + GOOD + "shift = -1.0\n", r"models\.x: shift: .*greater than or equal to 0.01"),
         ("[models.x]\n" + GOOD + "guidance = 3.5\n", r"models\.x: guidance: .*only .* flux"),
         ("[models.x]\n" + GOOD + 'id = "y"\n', r"models\.x: expected a table of fields without 'id'"),
         ('[models."X y"]\n' + GOOD, r"models\.X y: id: .*"),

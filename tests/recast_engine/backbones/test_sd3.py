@@ -109,6 +109,14 @@ def test_sigmas_are_the_schedulers(
     np.testing.assert_allclose(backbone.sigmas(steps, 1.5), flow_sigmas(steps, 1.5), atol=1e-6)
 
 
+@pytest.mark.parametrize("shift", [0.01, 0.15, 0.2, 100.0])
+def test_sigmas_of_any_shift_begin_at_pure_noise(backbone: SD3Backbone, shift: float) -> None:
+    """The scheduler's float32 would begin at 1.0000954 for a shift of 0.01, where no profile has a gain."""
+    levels = backbone.sigmas(25, shift)
+    assert levels[0] == 1.0
+    np.testing.assert_allclose(levels, flow_sigmas(25, shift), atol=5e-6)
+
+
 def test_decode_is_the_image_processors(backbone: SD3Backbone, plain: StableDiffusion3Pipeline) -> None:
     latents = initial_noise(backbone, [1, 2, 3])
     with torch.no_grad():
