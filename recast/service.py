@@ -99,7 +99,7 @@ def _start(home: Home, port: int, supervisor: Supervisor) -> ServiceRecord:
     environment = settings.to_env()
     api = Child(
         "api", [sys.executable, "-m", "recast.api_process", str(listener.fileno())], environment,
-        pass_fds=(listener.fileno(),),
+        inherits=(listener,),
     )  # fmt: skip
     worker = Child(
         "worker", [sys.executable, "-m", "workers.main"], environment, stop_seconds=WORKER_STOP_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,14 +30,14 @@ class Child:
         name: names its log file.
         command: what to run.
         environment: variables on top of this process's own.
-        pass_fds: file descriptors it inherits.
+        inherits: sockets it inherits by their descriptors, held open here for when it starts again.
         stop_seconds: how long it may take to end after SIGTERM.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    pass_fds: tuple[int, ...] = ()
+    inherits: tuple[socket.socket, ...] = ()
     stop_seconds: float = 10.0
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -107,7 +108,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **child.environment},
-                pass_fds=child.pass_fds,
+                pass_fds=[shared.fileno() for shared in child.inherits],
                 start_new_session=True,
             )
         child.started, child.restart_at = time.monotonic(), None

@@ -59,6 +59,21 @@ def test_a_killed_worker_costs_only_the_time_since_the_last_checkpoint(home: Hom
         assert len([adapter for adapter in client.adapters(job["id"]) if adapter["final"]]) == 1
 
 
+def test_a_killed_api_comes_back_and_followers_miss_and_repeat_nothing(home: Home) -> None:
+    with Client(home=home.root) as client:
+        job = client.create_training({**BODY, "seed": 3})
+        followed, kills = [], 2
+        for event in client.events(job["id"]):
+            followed.append(event.seq)
+            if event.type == "metrics" and kills:
+                kills -= 1
+                [api] = processes(home, "-m recast.api_process")
+                os.kill(api, signal.SIGKILL)
+        assert kills == 0
+        assert client.wait(job["id"])["attempt"] == 1
+        assert followed == [event.seq for event in client.events(job["id"])]
+
+
 def test_a_service_ends_when_its_home_is_moved_away_and_goes_on_when_it_is_back(
     home: Home, tmp_path: Path
 ) -> None:

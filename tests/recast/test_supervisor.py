@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +37,11 @@ child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"])
 supervisor.start(child, lambda: True, 5)
 print(child.process.pid, flush=True)
 supervisor.run()
+"""
+ACCEPTS = """
+import socket, sys
+connection, _ = socket.socket(fileno=int(sys.argv[1])).accept()
+connection.sendall(b"here")
 """
 GRANDPARENT = """
 import os, subprocess, sys, time
@@ -129,6 +135,28 @@ def test_a_crashed_child_is_started_again_with_growing_delays(
     assert "worker ended with status 3; starting it again in 0.01 s" in said[0]
     assert "again in 0.02 s" in said[1]
     supervisor.stop()
+
+
+def test_a_child_that_starts_again_finds_the_socket_it_inherits(
+    supervisor: Supervisor, stopped: threading.Event, said: list[str]
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    child = Child("api", python(ACCEPTS, str(listener.fileno())), inherits=(listener,), delay=0.01)
+    del listener
+    supervisor.start(child, lambda: True, 5)
+    watch = threading.Thread(target=lambda: answers.extend(ask(address) for _ in range(3)))
+    answers: list[bytes] = []
+    watch.start()
+    threading.Timer(20.0, stopped.set).start()
+    supervisor.run(watch.is_alive, poll_seconds=0.02)
+    assert answers == [b"here"] * 3, said
+    supervisor.stop()
+
+
+def ask(address: tuple[str, int]) -> bytes:
+    with socket.create_connection(address, 15) as connection:
+        return connection.recv(10)
 
 
 def test_a_child_that_cannot_be_launched_again_is_tried_again(
