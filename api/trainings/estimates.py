@@ -22,7 +22,8 @@ def training_work(config: TrainingConfig, prompts: Sequence[Prompt]) -> Work:
     An epoch of P prompts with k images, T sampling steps and m steps trained per image takes
 
         P k T + P k m v   velocities, v = 2 (policy, old policy), 3 with a KL term (the base model)
-        P k a             reward calls, a = the mean number of rewards that apply to a prompt of the stage
+        P k a             reward calls, a = the mean number of rewards that apply to a prompt of the stage,
+                          the collapse guard's held-out one among them
 
     and each sample grid (before the first epoch, every ``samples_every``, after the last) up to 16 images of
     the model's default steps. Images on which no reward has an opinion are not trained on, so this is the
@@ -73,5 +74,6 @@ def _epochs(config: TrainingConfig, stage: StageConfig, prompts: Sequence[Prompt
     images = config.sampling.prompts_per_epoch * config.sampling.images_per_prompt * stage.epochs
     velocities = 3 if config.optimizer.kl_weight > 0 else 2
     evaluations = images * (config.sampling.steps + config.optimizer.timesteps_per_image * velocities)
-    applying = sum(usable_prompts(reward, prompts) for reward in stage.budgets)
+    watched = () if config.collapse.held_out is None else (config.collapse.held_out,)
+    applying = sum(usable_prompts(reward, prompts) for reward in (*stage.budgets, *watched))
     return Work(evaluations, round(images * applying / len(prompts)))

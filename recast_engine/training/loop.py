@@ -142,7 +142,7 @@ def _report(state: TrainingState, stage: Stage, status: str) -> None:
 
 def _epoch(state: TrainingState, stage: Stage, scorers: Sequence[Scorer], timing: Timing) -> None:
     """Sample with the old policy, score, update the policy, let the old policy and the EMA follow."""
-    config, number, meter = state.config, state.position.epoch, Meter(state.backbone)
+    config, number, meter = state.config, state.position.epoch, Meter(state.backbone, state.devices)
     chosen = choose_prompts(len(stage.prompts), config.sampling.prompts_per_epoch, number, config.seed)
     rollouts = draw_rollouts(
         state.backbone,
@@ -169,7 +169,7 @@ def _epoch(state: TrainingState, stage: Stage, scorers: Sequence[Scorer], timing
         devices=state.devices,
     )
     seconds = {"seconds/training": time.perf_counter() - began}
-    calls = int(rollouts.scores.applicable.sum())
+    calls = rollouts.reward_calls
     calls += timing.watch(rollouts, chosen, meter.evaluations)  # by the old policy before it moves on
     state.adapters.blend(OLD, POLICY, old_policy_decay(config.optimizer.old_policy, report.step))
 

@@ -13,6 +13,7 @@ from recast_engine.config import OptimizerConfig
 from recast_engine.observer import Observer
 from recast_engine.rewards.base import Scores, spread
 from recast_engine.training.advantages import advantage_scales, usable_samples
+from recast_engine.training.devices import ALONE, Devices
 from recast_engine.training.rollouts import Rollouts
 from recast_engine.training.stages import Stage
 from recast_engine.training.update import UpdateReport
@@ -21,23 +22,23 @@ Baseline = Mapping[str, tuple[float, float]]
 
 
 class Meter:
-    """What a piece of work costs on this device, from when the meter is made."""
+    """What a piece of work costs on ``devices``, from when the meter is made on each of them."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
+    def __init__(self, backbone: Backbone, devices: Devices = ALONE) -> None:
+        self._backbone, self._devices = backbone, devices
         self._before, self._started = backbone.evaluations, time.perf_counter()
 
     @property
     def evaluations(self) -> int:
-        """Model evaluations so far."""
+        """Model evaluations on this device so far."""
         return self._backbone.evaluations - self._before
 
     def report(self, observer: Observer, reward_calls: int = 0) -> None:
-        """Add the work to the job's cost."""
+        """Add the work of all devices to the job's cost; every one of them comes here. Raises DeviceLost."""
         observer.cost(
-            model_evaluations=self.evaluations,
+            model_evaluations=self._devices.total(self.evaluations),
             reward_calls=reward_calls,
-            device_seconds=time.perf_counter() - self._started,
+            device_seconds=self._devices.size * (time.perf_counter() - self._started),
         )
 
 

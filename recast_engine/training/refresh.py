@@ -102,7 +102,7 @@ class Refresher:
         observer: Observer,
         devices: Devices = ALONE,
     ) -> int:
-        """Roll out as many of the epoch's images as the account allows; returns the reward calls.
+        """Roll out as many of the epoch's images as the account allows; returns the devices' reward calls.
 
         Args:
             rollouts: the epoch's images, by the old policy as it still is.
@@ -139,7 +139,7 @@ class Refresher:
             scores = scores[:, len(one.images) :]
             units.append(Unit(epoch, prompts[one.group], one.level, clean[:, one.group].copy(), rolled))
         self.window.add(units, epoch)
-        return calls
+        return devices.total(calls)
 
     def _plan(self, groups: int, images: int, epoch: int, evaluations: int) -> list[_Planned]:
         """What to roll out, by (seed, epoch) and what the account holds: one level per group, in turn."""

@@ -66,6 +66,12 @@ class Rollouts:
     sampling_seconds: float
     scoring_seconds: float
 
+    @property
+    def reward_calls(self) -> int:
+        """Images scored, summed over the rewards that apply to each, the held-out one among them."""
+        parts = (self.scores,) if self.held_out is None else (self.scores, self.held_out)
+        return sum(int(part.applicable.sum()) for part in parts)
+
 
 def choose_prompts(count: int, wanted: int, epoch: int, seed: int) -> list[int]:
     """Indices of the ``wanted`` prompts of ``epoch`` (from 0) out of ``count``.

@@ -268,6 +268,9 @@ def test_the_estimate_counts_epochs_and_the_stages_profile(client, training, job
     # Stage 1 trains on the one text prompt: 12 images, one reward. Stage 2: 8 images, 6 rewards over 4
     # prompts; its profile scores 8 images and 8 rollouts.
     assert estimate["reward_calls"] == 12 + 12 + 24
+    training["collapse"] = {"held_out": "aesthetic"}  # watches the 5 * 4 images of the epochs
+    watched = client.post("/v1/trainings/estimate", json=training).json()
+    assert watched["reward_calls"] == estimate["reward_calls"] + 20
     assert job_count() == 0
 
 

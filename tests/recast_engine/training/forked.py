@@ -70,19 +70,32 @@ def ended(child: int) -> int:
 
 def run(
     backbone: SD3Backbone, config: TrainingConfig, folder: Path, devices: Devices = ALONE, **options: Any
-) -> None:
-    """One training."""
-    rewards = tuple(config.stages[0].budgets)
+) -> Recorder:
+    """One training, and what it told."""
+    rewards, told = tuple(config.stages[0].budgets), Recorder()
     train(
         backbone,
         PixelScorer(*rewards),
         PROMPTS,
         config,
-        observer=Recorder(),
+        observer=told,
         workdir=folder,
         devices=devices,
         **options,
     )
+    return told
+
+
+def run_and_count(
+    backbone: SD3Backbone, config: TrainingConfig, folder: Path, devices: Devices = ALONE, **options: Any
+) -> None:
+    """One training, whose cost is written beside ``folder``."""
+    told = run(backbone, config, folder, devices, **options)
+    if devices.leads:
+        counts = {
+            name: sum(cost[name] for cost in told.costs) for name in ("model_evaluations", "reward_calls")
+        }
+        folder.with_suffix(".json").write_text(json.dumps(counts))
 
 
 def run_ranks(backbone: SD3Backbone, folder: Path, size: int = 2, **options: Any) -> None:
@@ -91,7 +104,8 @@ def run_ranks(backbone: SD3Backbone, folder: Path, size: int = 2, **options: Any
     def rank_of(rank: int) -> Callable[[], None]:
         def work() -> None:
             dist.init_process_group("gloo", init_method=f"file://{folder}.store", rank=rank, world_size=size)
-            run(backbone, replace(device_config(), devices=size), folder, Devices(rank, size), **options)
+            config = replace(device_config(), devices=size)
+            run_and_count(backbone, config, folder, Devices(rank, size), **options)
             dist.destroy_process_group()
 
         return work
@@ -102,7 +116,7 @@ def run_ranks(backbone: SD3Backbone, folder: Path, size: int = 2, **options: Any
 
 def devices(backbone: SD3Backbone, folder: Path) -> None:
     """One device; two; two again; and two that go on from the first epoch of the two before."""
-    assert ended(fork(lambda: run(backbone, device_config(), folder / "one"))) == 0
+    assert ended(fork(lambda: run_and_count(backbone, device_config(), folder / "one"))) == 0
     run_ranks(backbone, folder / "two")
     run_ranks(backbone, folder / "again")
     run_ranks(backbone, folder / "resumed", resume_from=folder / "two" / "checkpoints" / "epoch-000002")

@@ -193,6 +193,8 @@ def test_a_held_out_reward_is_scored_and_never_trained_on(
     for values in observer.history.values():
         assert 0.0 < values["held_out/brightness/mean"] < 1.0
         assert "reward/brightness/mean" not in values
+    calls = [sum(cost["reward_calls"] for cost in told.costs) for told in (plain, observer)]
+    assert calls == [6 * 16, 2 * 6 * 16]  # its scores cost as much as those that are trained on
 
 
 def test_metrics_name_the_reward_scale_and_a_kl_that_was_measured(

@@ -61,6 +61,9 @@ def test_two_devices_train_as_one_and_resume_to_the_bit(tiny_pipeline: Path, tmp
         assert [allocation["epoch"] for allocation in made] == [0, 2]  # the running profile was acted upon
     largest = max(float(tensor.abs().max()) for name, tensor in one.items() if "lora_B" in name)
     assert largest > 1e-3  # it has learnt something
+    costs = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
+    assert costs[0] == costs[1]  # all devices' work is counted, not the first one's alone
+    assert costs[0]["model_evaluations"] > 0
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-5)
     tensors = [load_adapter(tmp_path / name / "final.safetensors").weights for name in ("again", "resumed")]
