@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,18 +70,24 @@ def find_images(name: str, folder: Path, prompts: Sequence[str], per_prompt: int
 def _by_manifest(manifest: Path, prompts: Sequence[str]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {prompt: [] for prompt in prompts}
     root = manifest.parent.resolve()
-    for number, line in enumerate(manifest.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(manifest.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{MANIFEST}, line {number}"
         try:
-            entry = _Entry.model_validate(json.loads(line))
+            entry = _Entry.model_validate(json.loads(line.decode("utf-8")))
+        except UnicodeDecodeError:
+            raise ConfigError(f"{where}: is not UTF-8 text") from None
         except (ValueError, RecursionError):
             raise ConfigError(f'{where}: wanted {{"file": "name.png", "prompt": "..."}}') from None
-        path = (root / entry.file).resolve()
+        try:
+            path = (root / entry.file).resolve()
+            there = path.is_file()
+        except (OSError, RuntimeError, ValueError):  # too long, links in a circle, a NUL character
+            raise ConfigError(f"{where}: {entry.file[:_MAX_NAME_BYTES]!r} cannot be a file") from None
         if not path.is_relative_to(root):
             raise ConfigError(f"{where}: {entry.file!r} lies outside the folder")
-        if not path.is_file():
+        if not there:
             raise ConfigError(f"{where}: there is no file {entry.file!r}")
         if entry.prompt in found:
             found[entry.prompt].append(path)

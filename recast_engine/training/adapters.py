@@ -8,6 +8,7 @@ scale alpha / rank from; without it diffusers would assume a scale of 1.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -255,9 +256,21 @@ def load_adapter(path: Path) -> AdapterFile:
             weights = {name.removeprefix(PREFIX): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path.name} is not a readable safetensors file: {error}") from None
+    if not all(tensor.ndim == 2 and bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise ConfigError(f"{path.name} holds weights that are no finite matrices")
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith(".lora_A.weight")}
     if len(ranks) != 1 or not all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in weights):
         raise ConfigError(f"{path.name} is not a LoRA adapter of one rank in the diffusers format")
     rank = ranks.pop()
-    scale = json.loads(metadata.get(METADATA_KEY, "{}"))
-    return AdapterFile(weights, rank, float(scale.get(f"{PREFIX}lora_alpha", rank)), metadata)
+    return AdapterFile(weights, rank, _alpha(path.name, metadata, rank), metadata)
+
+
+def _alpha(name: str, metadata: Mapping[str, str], rank: int) -> float:
+    """The alpha in the header of file ``name``, the rank where it has none. Raises ConfigError."""
+    try:
+        alpha = float(json.loads(metadata.get(METADATA_KEY, "{}")).get(f"{PREFIX}lora_alpha", rank))
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError):
+        alpha = math.nan
+    if not math.isfinite(alpha):
+        raise ConfigError(f"{name}: {METADATA_KEY} in its header does not tell a finite lora_alpha")
+    return alpha

@@ -86,7 +86,8 @@ def test_a_manifest_comes_before_names(images: Path) -> None:
         {"file": "deep/y.png", "prompt": CATS.prompt},
         {"file": "x.png", "prompt": "of another prompt set"},
     ]
-    (images / "manifest.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    text = "\n".join(json.dumps(line) for line in lines) + "\n\n"
+    (images / "manifest.jsonl").write_text(text, encoding="utf-8-sig")
     proposals = found(images, 1)
     assert (reds(proposals, CIRCLE), reds(proposals, CATS)) == ([70], [80])
 
@@ -99,6 +100,10 @@ def test_a_manifest_comes_before_names(images: Path) -> None:
         ('{"file": "", "prompt": "x"}', "line 2: wanted"),
         ('{"file": "gone.png", "prompt": "x"}', "line 2: there is no file 'gone.png'"),
         ('{"file": "../secret.png", "prompt": "x"}', "line 2: '../secret.png' lies outside the folder"),
+        ('{"file": "caf\udce9.png", "prompt": "x"}', "line 2: is not UTF-8 text"),
+        (json.dumps({"file": "a\0.png", "prompt": "x"}), "line 2: 'a\\x00.png' cannot be a file"),
+        (json.dumps({"file": "long" * 99, "prompt": "x"}), "line 2: 'longlong"),
+        ('{"file": "circle.png", "prompt": "x"}', "line 2: 'circle.png' cannot be a file"),
         ('{"file": "/etc/hostname", "prompt": "x"}', "line 2: '/etc/hostname' lies outside the folder"),
         ('{"file": "link.png", "prompt": "x"}', "line 2: 'link.png' lies outside the folder"),
     ],
@@ -107,8 +112,9 @@ def test_a_wrong_manifest_names_its_line(images: Path, line: str, problem: str) 
     save(images.parent / "secret.png", 1)
     save(images / "x.png", 1)
     (images / "link.png").symlink_to(images.parent / "secret.png")
+    (images / "circle.png").symlink_to("circle.png")
     good = json.dumps({"file": "x.png", "prompt": CIRCLE.prompt})
-    (images / "manifest.jsonl").write_text(f"{good}\n{line}\n")
+    (images / "manifest.jsonl").write_bytes(f"{good}\n{line}\n".encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as caught:
         found(images, 1)
     assert f"manifest.jsonl, {problem}" in str(caught.value)

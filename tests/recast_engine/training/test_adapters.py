@@ -201,6 +201,27 @@ def test_files_that_are_no_adapters_are_refused(backbone: SD3Backbone, tmp_path:
     assert not hasattr(backbone.transformer, "peft_config")
 
 
+@pytest.mark.parametrize(
+    ("a", "scale", "message"),
+    [
+        (torch.full((2, 8), torch.nan), "{}", "no finite matrices"),
+        (torch.tensor(1.0), "{}", "no finite matrices"),
+        (torch.zeros(2, 8), "{", "finite lora_alpha"),
+        (torch.zeros(2, 8), "[]", "finite lora_alpha"),
+        (torch.zeros(2, 8), '{"transformer.lora_alpha": "wide"}', "finite lora_alpha"),
+        (torch.zeros(2, 8), '{"transformer.lora_alpha": NaN}', "finite lora_alpha"),
+    ],
+)
+def test_adapters_that_could_not_be_computed_with_are_refused(
+    tmp_path: Path, a: torch.Tensor, scale: str, message: str
+) -> None:
+    path = tmp_path / "adapter.safetensors"
+    weights = {"transformer.to_q.lora_A.weight": a, "transformer.to_q.lora_B.weight": torch.zeros(8, 2)}
+    save_file(weights, path, {"lora_adapter_metadata": scale})
+    with pytest.raises(ConfigError, match=message):
+        load_adapter(path)
+
+
 PLAIN_DIFFUSERS = """
 import sys, numpy, torch
 from diffusers import StableDiffusion3Pipeline
