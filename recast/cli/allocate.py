@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recast import heatmap
-from recast.cli.app import Budget, Home, Json, Url, app, emit, given, out, parse_budgets
+from recast.cli.app import Budget, Home, Json, Replace, Url, app, emit, given, new_file, out, parse_budgets
 from recast.client import Client
 from recast.errors import RecastError
 
@@ -25,11 +25,13 @@ def allocate(
     ] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Store nothing.")] = False,
     png: Annotated[Path | None, typer.Option("--png", help="Draw the matrix into this file.")] = None,
+    replace: Replace = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Turn budgets into an allocation matrix: how much of each reward acts at each step."""
+    picture = None if png is None else new_file(png, replace, "--png")
     body = given(
         {
             "profile": profile,
@@ -42,14 +44,16 @@ def allocate(
     )
     with Client(url, home=home) as client:
         allocation = client.preview_allocation(body) if preview else client.create_allocation(body)
-    if png is not None:
-        _draw(allocation, png)
     if as_json:
         emit(allocation)
-        return
-    heatmap.show(out, allocation)
-    if not preview:
-        out.print(f"allocation {allocation['id']}; CSV: recast download {allocation['id']}", soft_wrap=True)
+    else:
+        heatmap.show(out, allocation)
+        if not preview:
+            out.print(
+                f"allocation {allocation['id']}; CSV: recast download {allocation['id']}", soft_wrap=True
+            )
+    if picture is not None:  # last: a stored allocation is told whatever becomes of its picture
+        _draw(allocation, picture)
 
 
 def _draw(allocation: dict[str, object], target: Path) -> None:
@@ -58,4 +62,5 @@ def _draw(allocation: dict[str, object], target: Path) -> None:
     try:
         save_heatmap(allocation, target)
     except (OSError, ValueError) as error:
-        raise RecastError(f"cannot draw {target}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RecastError(f"cannot draw {target}: {reason}; give another file with --png") from None

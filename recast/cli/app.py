@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from recast.errors import RecastError
 
 app = typer.Typer(
     name="recast",
@@ -40,6 +43,7 @@ Budget = Annotated[
     typer.Option("--budget", "-b", metavar="NAME=WEIGHT", help="Weight of a reward or objective; repeat it."),
 ]
 Rewards = Annotated[list[str], typer.Option("--reward", "-r", help="A reward; repeat it.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Overwrite the file if it is there.")]
 Seed = Annotated[int, typer.Option("--seed", min=0)]
 
 out = Console(highlight=False)
@@ -50,6 +54,22 @@ def emit(data: Any) -> None:
     """Machine output: one JSON document on standard output."""
     json.dump(data, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def new_file(target: Path, replace: bool, option: str) -> Path:
+    """``target``, checked before anything is asked of the service. Raises RecastError naming ``option``."""
+    folder = target.parent
+    if os.path.isdir(target):
+        reason = "it is a folder"
+    elif os.path.exists(target) and not replace:
+        reason = "it is there already; --replace overwrites it"
+    elif not folder.is_dir():
+        reason = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK):
+        reason = f"the folder {folder} is not writable"
+    else:
+        return target
+    raise RecastError(f"cannot write {target}: {reason}, or give another file with {option}")
 
 
 def parse_budgets(pairs: Sequence[str]) -> dict[str, float]:

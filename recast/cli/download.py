@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from recast.cli.app import Home, Json, Url, app, emit, out
+from recast.cli.app import Home, Json, Replace, Url, app, emit, new_file, out
 from recast.client import Client
 from recast.errors import RecastError
 
@@ -21,6 +21,7 @@ def download(
         Format | None, typer.Option("--format", help="Of an adapter; diffusers unless given.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    replace: Replace = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -28,7 +29,7 @@ def download(
     """Download an adapter (safetensors), an allocation (CSV) or an evaluation (HTML report)."""
     path, name = _source(what, format)
     query = {} if format is None else {"format": format}
-    target = output or Path(name)
+    target = new_file(output or Path(name), replace, "--output")
     with Client(url, home=home) as client:
         try:
             client.download(path, target, **query)

@@ -11,9 +11,13 @@ from recast.cli.app import Home, Json, Seed, Url, Wait, app, emit, given, out, p
 from recast.cli.jobs import start
 from recast.client import Client
 
+BESIDE_FILE = frozenset({"file", "wait", "url", "home", "as_json"})
+"""Options that say nothing about the request: those that a whole request leaves room for."""
+
 
 @app.command()
 def train(
+    context: typer.Context,
     budget: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +46,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a LoRA adapter for budgets over several rewards."""
-    if (file is None) == (not budget):
+    if file is not None:
+        _refuse_beside_file(context)
+    elif not budget:
         raise typer.BadParameter("give budgets, or the whole request with --file", param_hint="--budget")
     if allocation and method:
         raise typer.BadParameter("a stored allocation already has its method", param_hint="--method")
@@ -71,3 +77,18 @@ def train(
         emit({**full, "adapters": made})
     else:
         out.print(f"training {job['id']}; adapter: recast download {made[0]['id']}", soft_wrap=True)
+
+
+def _refuse_beside_file(context: typer.Context) -> None:
+    """Raises typer.BadParameter where an option was given that the file has already said."""
+    beside = sorted(
+        "--" + name.replace("_", "-")
+        for name in context.params
+        if name not in BESIDE_FILE
+        and (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    )
+    if beside:
+        raise typer.BadParameter(
+            f"the file is the whole request: say there what {', '.join(beside)} would", param_hint="--file"
+        )

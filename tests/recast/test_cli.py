@@ -283,6 +283,24 @@ def test_allocating_sends_budgets_and_shows_the_matrix(
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("picture", ["no/folder/matrix.png", "there.png", "."])
+def test_where_no_picture_can_be_written_nothing_is_stored(
+    picture: str, server: Scripted, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "there.png").write_bytes(b"mine")
+    server.on("POST /v1/allocations", ALLOCATION, status=201)
+    options = ["--profile", "prof_1", "--steps", "2", "-b", "clipscore=1", "-b", "ocr=3", "--png"]
+    code, out, err = run(capsys, "allocate", *options, picture)
+    assert (code, out, server.seen) == (1, "", [])
+    assert err.startswith(f"Error: cannot write {picture}: ")
+    assert err.endswith("or give another file with --png\n")
+    assert (tmp_path / "there.png").read_bytes() == b"mine"
+    code, out, err = run(capsys, "allocate", *options, "m" * 300)
+    assert code == 1
+    assert "alloc_1" in out  # stored, so its id is said although the drawing failed
+    assert "File name too long; give another file with --png" in err
+
+
 def test_previewing_stores_nothing(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     preview = {key: value for key, value in ALLOCATION.items() if key != "id"}
     server.on("POST /v1/allocations/preview", preview)
@@ -316,6 +334,10 @@ def test_training_from_a_file_sends_it_as_it_is(
     (tmp_path / "run.json").write_text(json.dumps(body))
     assert run(capsys, "train", "-f", "run.json", "--no-wait")[0] == 0
     assert json.loads(server.seen[0].body) == body
+    code, _, err = run(capsys, "train", "-f", "run.json", "--epochs", "20", "-b", "ocr=1")
+    assert code == 2
+    assert "--budget, --epochs" in err
+    assert len(server.seen) == 1
     (tmp_path / "run.json").write_text("{")
     code, _, err = run(capsys, "train", "-f", "run.json", "--no-wait")
     assert code == 2
@@ -335,6 +357,13 @@ def test_downloading_picks_the_call_from_the_id(
     code, out, _ = run(capsys, "download", "alloc_1", "--json")
     assert code == 0
     assert json.loads(out) == {"id": "alloc_1", "path": str(tmp_path / "alloc_1.csv"), "bytes": 3}
+    assert (tmp_path / "alloc_1.csv").read_bytes() == b"a,b"
+    (tmp_path / "alloc_1.csv").write_bytes(b"mine")
+    code, _, err = run(capsys, "download", "alloc_1")
+    assert code == 1
+    assert "--replace overwrites it" in err
+    assert (tmp_path / "alloc_1.csv").read_bytes() == b"mine"
+    assert run(capsys, "download", "alloc_1", "--replace")[0] == 0
     assert (tmp_path / "alloc_1.csv").read_bytes() == b"a,b"
     assert run(capsys, "download", "pset_1")[0] == 2
     code, _, err = run(capsys, "download", "alloc_1", "-o", "no/such/folder.csv")
