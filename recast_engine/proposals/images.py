@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import struct
 import tempfile
-import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -18,16 +16,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_PIXELS = 2**25
 """Twice an image of 4096 x 4096; checked before anything is decompressed."""
-
-_BROKEN = (
-    OSError,  # truncated, or no image at all
-    SyntaxError,  # a broken PNG
-    ValueError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
 
 
 class UnusableImage(Exception):
@@ -57,7 +45,9 @@ def read_image(
                 raise UnusableImage("has more than 8 bits a channel")
             image.load()
             result = _rgb(ImageOps.exif_transpose(image))
-    except _BROKEN:
+    except (UnusableImage, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001 - Pillow lets through whatever its parsers trip over
         raise UnusableImage("is no intact PNG, JPEG or WebP image") from None
     if min(result.size) < at_least:
         raise UnusableImage(f"has {result.width} x {result.height} pixels, less than {at_least} a side")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,11 +109,11 @@ def _image(place: int, data: Any) -> NDArray[np.uint8]:
             if max(picture.size) > MAX_SIDE:  # before anything is decoded
                 raise InvalidArgument(f"images.{place}: at most {MAX_SIDE} pixels a side")
             return np.asarray(picture.convert("RGB"))
-    except InvalidArgument:
+    except (InvalidArgument, MemoryError):
         raise
     except Image.DecompressionBombError:
         raise InvalidArgument(f"images.{place}: at most {MAX_SIDE} pixels a side") from None
-    except (TypeError, ValueError, OSError, SyntaxError, EOFError, struct.error, zlib.error):
+    except Exception:  # noqa: BLE001 - Pillow lets through whatever its parsers trip over
         raise InvalidArgument(f"images.{place}.data: not base64 of a {data['format']} image") from None
 
 
@@ -167,5 +165,6 @@ def decode_scores(content: bytes, count: int) -> NDArray[np.float64]:
         raise RewardFailure("the reward server gave a score that is too large for a number") from None
     error = data.get("error")
     if isinstance(error, str) and error.strip() and not np.isfinite(values).all():
-        raise PartialFailure(values, f"the reward server says: {' '.join(error.split())[:MAX_TOLD]}")
+        told = "".join(character if character.isprintable() else " " for character in error)
+        raise PartialFailure(values, f"the reward server says: {' '.join(told.split())[:MAX_TOLD]}")
     return values

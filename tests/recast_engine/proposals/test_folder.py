@@ -146,6 +146,12 @@ def test_prompts_that_share_a_name_need_a_manifest(images: Path) -> None:
         collect(config, prompts, 1, cache=images.parent, resolution=48)
 
 
+# Upright after a quarter turn, and a resolution that is no number: Pillow trips over it with a TypeError.
+ODD_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + (
+    b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + b"\x1a\x01\x02\0\x02\0\0\0x\0\0\0" + b"\0\0\0\0"
+)
+
+
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
@@ -153,6 +159,10 @@ def test_prompts_that_share_a_name_need_a_manifest(images: Path) -> None:
         (lambda path: save(path, 1, format="GIF"), "is no intact PNG, JPEG or WebP image"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is no intact PNG, JPEG or WebP image"),
         (lambda path: path.write_bytes(b""), "is no intact PNG, JPEG or WebP image"),
+        (
+            lambda path: Image.new("RGB", (48, 48)).save(path, exif=ODD_EXIF),
+            "is no intact PNG, JPEG or WebP image",
+        ),
         (lambda path: Image.new("I;16", (48, 48)).save(path), "has more than 8 bits a channel"),
         (lambda path: Image.new("1", (8000, 8000)).save(path), "has 8000 x 8000 pixels, more than 33554432"),
     ],

@@ -132,11 +132,15 @@ def test_what_the_server_says_about_a_missing_score_is_told(server):
     def answer(handler, number):
         request = wire.decode_request(server.seen[-1].body, handler.headers["Content-Type"])
         scores = request.images[..., 0].mean(axis=(1, 2)).tolist()
-        error = {"error": "out of\nmemory " + "x" * 999} if request.prompts[0].prompt == "prompt 2" else {}
+        error = (
+            {"error": "out \x1b[2Jof\nmemory\u202e " + "x" * 999}
+            if request.prompts[0].prompt == "prompt 2"
+            else {}
+        )
         send_json(handler, 200, {"scores": [None if error else scores[0], *scores[1:]], **error})
 
     server.on("POST /score", answer)
-    with pytest.raises(PartialFailure, match=r"the reward server says: out of memory x+$") as caught:
+    with pytest.raises(PartialFailure, match=r"the reward server says: out \[2Jof memory x+$") as caught:
         reward(server, batch=2, concurrency=1).score(IMAGES, PROMPTS)
     expected = IMAGES[..., 0].mean(axis=(1, 2))
     expected[2] = np.nan  # the other image of that request has its score
