@@ -40,16 +40,16 @@ COLLECTIONS = {"profile": "profiles", "training": "trainings", "evaluation": "ev
 
 
 def find_service(
-    url: str | None = None, api_key: str | None = None, home: Path | None = None
+    url: str | None = None, api_key: str | None = None, home: Path | str | None = None
 ) -> tuple[str, str]:
     """Address and key: arguments, then RECAST_URL and RECAST_API_KEY, then what `recast up` left in the home.
 
     A given address never gets the home's key, which belongs to another service.
 
     Raises:
-        NotConfigured: one of the two is nowhere to be found.
+        NotConfigured: one of the two is nowhere to be found, or the address is none.
     """
-    local = Home.find(home)
+    local = Home.find(None if home is None else Path(home))
     given = url or (None if home else os.environ.get("RECAST_URL"))
     key = api_key or (None if home else os.environ.get("RECAST_API_KEY"))
     if given is None:
@@ -59,6 +59,8 @@ def find_service(
                 f"no service is known: run `recast up`, or set RECAST_URL (home: {local.root})"
             )
         given, key = record.url, key or local.read_key()
+    if not given.startswith(("http://", "https://")):
+        raise NotConfigured(f"{given!r} is no address: a service's starts with http:// or https://")
     if not key:
         raise NotConfigured("no API key is known: set RECAST_API_KEY")
     return given.rstrip("/"), key
@@ -72,7 +74,7 @@ class Client:
     """
 
     def __init__(
-        self, url: str | None = None, api_key: str | None = None, *, home: Path | None = None
+        self, url: str | None = None, api_key: str | None = None, *, home: Path | str | None = None
     ) -> None:
         self.url, key = find_service(url, api_key, home)
         self._http = httpx.Client(
@@ -129,6 +131,10 @@ class Client:
     def create_evaluation(self, body: Mapping[str, Any]) -> JSON:
         """Start an evaluation; the job."""
         return self._create("/v1/evaluations", body)
+
+    def estimate(self, kind: str, body: Mapping[str, Any]) -> JSON:
+        """What the profile, training or evaluation (``kind``) of this body would cost; starts nothing."""
+        return self._post(f"/v1/{COLLECTIONS[kind]}/estimate", body)
 
     def jobs(self, *, kind: str | None = None, status: str | None = None, limit: int = 20) -> list[JSON]:
         """Jobs, newest first."""
@@ -226,8 +232,9 @@ class Client:
         """Metadata of an adapter."""
         return self._get(f"/v1/adapters/{adapter_id}")
 
-    def download(self, path: str, target: Path, **query: Any) -> Path:
+    def download(self, path: str, target: Path | str, **query: Any) -> Path:
         """Save what ``GET path`` answers as ``target``, which appears only once it is complete."""
+        target = Path(target)
         partial = target.with_name(f".{target.name}.partial")
         with self._request("GET", path, query) as response, partial.open("wb") as file:
             for chunk in response.iter_bytes():

@@ -18,7 +18,7 @@ EXAMPLE_GAINS = {
 }
 EXAMPLE_PROFILE = {
     "profile": "prof_01kbcd3f5v8m2q9r7x4y6z0abc",
-    "budgets": {"appearance": 0.5, "text_accuracy": 0.5},
+    "budgets": {"prompt_fidelity": 0.6, "text_accuracy": 0.4},
     "steps": 10,
     "method": "recast",
     "temperature": 1.0,

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from recast import heatmap
-from recast.cli.app import Budget, Home, Json, Replace, Url, app, emit, given, new_file, out, parse_budgets
+from recast.cli.app import (
+    Budget,
+    Home,
+    Json,
+    Replace,
+    Url,
+    app,
+    cause,
+    emit,
+    given,
+    new_file,
+    out,
+    parse_budgets,
+)
 from recast.client import Client
 from recast.errors import RecastError
 
@@ -62,5 +75,4 @@ def _draw(allocation: dict[str, object], target: Path) -> None:
     try:
         save_heatmap(allocation, target)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RecastError(f"cannot draw {target}: {reason}; give another file with --png") from None
+        raise RecastError(f"cannot draw {target}: {cause(error)}; give another file with --png") from None

@@ -38,6 +38,7 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or only start it.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Say what it would cost; start nothing.")]
 Budget = Annotated[
     list[str],
     typer.Option("--budget", "-b", metavar="NAME=WEIGHT", help="Weight of a reward or objective; repeat it."),
@@ -95,10 +96,15 @@ def read_body(file: Path) -> dict[str, Any]:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         body = json.loads(text)
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from None
+        raise typer.BadParameter(f"{file}: {cause(error)}", param_hint="--file") from None
     if not isinstance(body, dict):
         raise typer.BadParameter(f"{file}: not a JSON object", param_hint="--file")
     return body
+
+
+def cause(error: Exception) -> str:
+    """Why a file could not be used, without its name and a number."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from recast.cli.app import Home, Json, Rewards, Url, Wait, app, emit, given, out, parse_budgets
-from recast.cli.jobs import start
+from recast.cli.app import Estimate, Home, Json, Rewards, Url, Wait, app, emit, given, out, parse_budgets
+from recast.cli.jobs import estimated, start
 from recast.client import Client
 from recast.tables import differences
 
@@ -28,6 +28,7 @@ def evaluate(
     seed: Annotated[
         list[int] | None, typer.Option("--seed", min=0, help="Repeat it for several seeds.")
     ] = None,
+    estimate: Estimate = False,
     wait: Wait = True,
     url: Url = None,
     home: Home = None,
@@ -54,6 +55,9 @@ def evaluate(
         ),
     }
     with Client(url, home=home) as client:
+        if estimate:
+            estimated(client.estimate("evaluation", body), as_json)
+            return
         job = start(client, client.create_evaluation(body), wait, as_json)
         if job is None:
             return

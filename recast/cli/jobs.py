@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -58,20 +60,24 @@ def show(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fals
     with Client(url, home=home) as client:
         job = client.job(job_id)
         full = client.result(job)
+        made = client.adapters(job_id) if job["kind"] == "training" else []
     if as_json:
         emit(full)
         return
     for name in ("id", "kind", "status", "attempt", "created_at", "started_at", "finished_at"):
-        out.print(f"{name:<12} {job[name]}", markup=False)
+        out.print(f"{name:<12} {job[name] or '-'}", markup=False)
     for name in ("progress", "cost", "error", "result", "warnings"):
         if job.get(name):
-            out.print(f"{name:<12} {_plain(job[name])}", markup=False, soft_wrap=True)
+            out.print("\n".join([name, *_lines(job[name])]), markup=False, soft_wrap=True)
+    for adapter in made:
+        text = f"adapter {adapter['id']} of epoch {adapter['epoch']}: recast download {adapter['id']}"
+        out.print(text, markup=False, soft_wrap=True)
 
 
 @jobs.command()
 def follow(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
     """Follow a job to its end; with --json, one event per line. Exit code 1 when it did not succeed."""
-    with Client(url, home=home) as client:
+    with Client(url, home=home) as client, _left_running(job_id):
         if not as_json:
             finish(follow_job(client, job_id, err), False)
             return
@@ -106,10 +112,37 @@ def start(client: Client, job: dict[str, Any], wait: bool, as_json: bool) -> dic
     if not wait:
         started(job, as_json)
         return None
+    with _left_running(job["id"]):
+        if as_json:
+            return client.wait(job["id"])
+        err.print(f"{job['kind']} {job['id']}", markup=False)
+        return follow_job(client, job["id"], err)
+
+
+def estimated(cost: dict[str, Any], as_json: bool) -> None:
+    """Say what a job would cost."""
     if as_json:
-        return client.wait(job["id"])
-    err.print(f"{job['kind']} {job['id']}", markup=False)
-    return follow_job(client, job["id"], err)
+        emit(cost)
+        return
+    counts = ("model_evaluations", "reward_calls", "proposal_images")
+    said = [f"{cost[name]:,} {name.replace('_', ' ')}" for name in counts if cost[name]]
+    if seconds := cost["device_seconds"]:
+        said.append(f"{seconds['low']:,.0f} to {seconds['high']:,.0f} device seconds")
+    out.print(f"{', '.join(said) or 'nothing'} ({cost['basis']})", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _left_running(job_id: str) -> Iterator[None]:
+    """Ctrl-C ends the following and not the job: say so, with its id."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(
+            f"{job_id} goes on: `recast jobs follow {job_id}`; `recast jobs cancel {job_id}` stops it",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise
 
 
 def started(job: dict[str, Any], as_json: bool) -> None:
@@ -132,5 +165,21 @@ def finish(job: dict[str, Any], as_json: bool) -> None:
         )
 
 
+def _lines(value: Any, indent: str = "  ") -> list[str]:
+    """JSON data, a line for each value."""
+    if isinstance(value, dict):
+        found = []
+        for name, one in value.items():
+            nested = isinstance(one, dict) and one
+            found.append(f"{indent}{name}" if nested else f"{indent}{name}: {_plain(one)}")
+            found += _lines(one, indent + "  ") if nested else []
+        return found
+    return [f"{indent}{_plain(one)}" for one in (value if isinstance(value, list) else [value])]
+
+
 def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "-"
+    return "-" if value is None else str(value)

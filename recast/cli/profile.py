@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from recast.cli.app import Home, Json, Rewards, Seed, Url, Wait, app, emit, err, given, out
-from recast.cli.jobs import start
+from recast.cli.app import Estimate, Home, Json, Rewards, Seed, Url, Wait, app, emit, err, given, out
+from recast.cli.jobs import estimated, start
 from recast.client import Client
 from recast.tables import curves
 
@@ -42,6 +42,7 @@ def profile(
     reuse: Annotated[
         bool, typer.Option("--reuse/--no-reuse", help="Take the same profile where there is one.")
     ] = True,
+    estimate: Estimate = False,
     wait: Wait = True,
     url: Url = None,
     home: Home = None,
@@ -73,6 +74,9 @@ def profile(
         }
     )
     with Client(url, home=home) as client:
+        if estimate:
+            estimated(client.estimate("profile", body), as_json)
+            return
         asked = client.create_profile(body)
         if asked["reused"]:
             state = "stored" if asked["status"] == "succeeded" else "being measured"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recast.cli.app import Home, Json, Url, app, emit, out
+from recast.cli.app import Home, Json, Url, app, cause, emit, out
 from recast.client import Client
 from recast.tables import listing
 
@@ -39,7 +39,7 @@ def upload(
     try:
         content = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from None
+        raise typer.BadParameter(f"{file}: {cause(error)}", param_hint="FILE") from None
     with Client(url, home=home) as client:
         created = client.create_prompt_set(name or file.stem, content)
     if as_json:

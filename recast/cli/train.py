@@ -7,11 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from recast.cli.app import Home, Json, Seed, Url, Wait, app, emit, given, out, parse_budgets, read_body
-from recast.cli.jobs import start
+from recast.cli.app import (
+    Estimate,
+    Home,
+    Json,
+    Seed,
+    Url,
+    Wait,
+    app,
+    emit,
+    given,
+    out,
+    parse_budgets,
+    read_body,
+)
+from recast.cli.jobs import estimated, start
 from recast.client import Client
 
-BESIDE_FILE = frozenset({"file", "wait", "url", "home", "as_json"})
+BESIDE_FILE = frozenset({"file", "estimate", "wait", "url", "home", "as_json"})
 """Options that say nothing about the request: those that a whole request leaves room for."""
 
 
@@ -40,6 +53,7 @@ def train(
     images: Annotated[int | None, typer.Option("--images", help="Images per prompt.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of the adapter.")] = None,
     seed: Seed = 0,
+    estimate: Estimate = False,
     wait: Wait = True,
     url: Url = None,
     home: Home = None,
@@ -68,6 +82,9 @@ def train(
             **given({"adapter": adapter}),
         }
     with Client(url, home=home) as client:
+        if estimate:
+            estimated(client.estimate("training", body), as_json)
+            return
         job = start(client, client.create_training(body), wait, as_json)
         if job is None:
             return

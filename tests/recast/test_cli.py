@@ -405,3 +405,68 @@ def test_help_is_quick_to_load() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "quickstart" in done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_interrupting_says_that_the_job_goes_on(
+    options: list[str], server: Scripted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(client: object, job_id: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recast.client.Client.events", interrupt)
+    server.on("POST /v1/trainings", {**JOB, "status": "queued"}, status=202)
+    for command in (["train", "-b", "ocr=1"], ["jobs", "follow", "train_1"]):
+        code, _, err = run(capsys, *command, *options)
+        assert code == 130
+        assert "train_1 goes on" in err
+        assert "recast jobs cancel train_1" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (["train", "-b", "ocr=1"], "trainings"),
+        (["profile", "-r", "ocr"], "profiles"),
+        (["evaluate", "adapt_1", "-r", "ocr"], "evaluations"),
+    ],
+)
+def test_an_estimate_starts_nothing(
+    command: list[str], kind: str, server: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = {
+        "model_evaluations": 3392,
+        "reward_calls": 250,
+        "proposal_images": 0,
+        "device_seconds": {"low": 20.2, "high": 30.1},
+        "basis": "counted",
+    }
+    server.on(f"POST /v1/{kind}/estimate", cost)
+    code, out, _ = run(capsys, *command, "--estimate")
+    assert code == 0
+    assert out == "3,392 model evaluations, 250 reward calls, 20 to 30 device seconds (counted)\n"
+    assert [call.path for call in server.seen] == [f"/v1/{kind}/estimate"]
+    assert json.loads(run(capsys, *command, "--estimate", "--json")[1]) == cost
+
+
+def test_a_training_is_shown_with_its_adapters(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {**JOB, "result": {"epochs": 3, "metrics": {"objective": 0.123456789}}}
+    server.on("GET /v1/jobs/train_1", found)
+    server.on("GET /v1/trainings/train_1", found)
+    server.on("GET /v1/trainings/train_1/adapters", {"data": [{"id": "adapt_1", "epoch": 3}]})
+    code, out, _ = run(capsys, "jobs", "show", "train_1")
+    assert code == 0
+    assert "recast download adapt_1" in out
+    assert "    objective: 0.123457\n" in out
+    assert not {"{", "None", "["} & set(out.split())
+
+
+def test_what_is_no_address_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "jobs", "list", "--url", "localhost:8321")
+    assert (code, "http://" in err, "is it running" in err) == (3, True, False)
+
+
+def test_a_missing_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["prompts", "upload", "no.jsonl"], ["train", "-f", "no.jsonl"]):
+        code, _, err = run(capsys, *command)
+        assert (code, err.count("no.jsonl"), "Errno" in err) == (2, 1, False)
