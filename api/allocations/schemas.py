@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from recast_engine.config import AllocationMethod, Budgets, Shift, Steps, Temperature
 
@@ -46,18 +46,33 @@ class AllocationRequest(BaseModel):
     method: AllocationMethod = "recast"
     temperature: Temperature = 1.0
 
+    @field_validator("gains")
+    @classmethod
+    def _rows_agree(cls, gains: dict[str, list[float]] | None) -> dict[str, list[float]] | None:
+        lengths = {reward: len(row) for reward, row in (gains or {}).items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{reward} {length}" for reward, length in lengths.items())
+            raise ValueError(f"every reward needs a gain for each step; there are {listed}")
+        return gains
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_are_the_rows(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        for reward, row in (info.data.get("gains") or {}).items():
+            if steps is not None and steps != len(row):
+                raise ValueError(
+                    f"{reward} has gains for {len(row)} steps; leave steps out, or say {len(row)}"
+                )
+        return steps
+
     @model_validator(mode="after")
     def _one_source(self) -> AllocationRequest:
         if (self.profile is None) == (self.gains is None):
             raise ValueError("give exactly one of profile and gains")
         if self.profile is not None and self.steps is None:
             raise ValueError("a profile needs the number of steps")
-        if self.gains is not None:
-            if self.shift is not None:
-                raise ValueError("shift only applies to a profile: gains already belong to steps")
-            lengths = {len(row) for row in self.gains.values()} | ({self.steps} if self.steps else set())
-            if len(lengths) > 1:
-                raise ValueError(f"rows of gains and steps must agree, got lengths {sorted(lengths)}")
+        if self.gains is not None and self.shift is not None:
+            raise ValueError("shift only applies to a profile: gains already belong to steps")
         return self
 
 

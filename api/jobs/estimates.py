@@ -40,7 +40,8 @@ def estimate_view(
     if rates:
         low, high = min(rates) * work.model_evaluations, max(rates) * work.model_evaluations
         seconds = Seconds(low=round(low, 2), high=round(high, 2))
-        basis += f"device seconds from the throughput of {len(rates)} past {kind} jobs with {model}"
+        jobs = f"{len(rates)} past {kind} job" + ("s" if len(rates) > 1 else "")
+        basis += f"device seconds from the throughput of {jobs} with {model}"
     else:
         basis += f"no past {kind} job with {model} tells how fast they are here"
     return Estimate(

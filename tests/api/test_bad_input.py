@@ -230,10 +230,10 @@ def test_an_evaluation_that_cannot_work_names_the_field(client, prompt_set, job_
     [
         ({"gains": {"ocr": [1.0, float("nan")], "hpsv2": [2.0, 1.0]}}, "body.gains.ocr.1"),
         ({"gains": {"ocr": [1.0, -1.0], "hpsv2": [2.0, 1.0]}}, "body.gains.ocr.1"),
-        ({"gains": {"ocr": [1.0], "hpsv2": [2.0, 1.0]}}, "body"),
+        ({"gains": {"ocr": [1.0], "hpsv2": [2.0, 1.0]}}, "body.gains"),
         ({"gains": {"ocr": [], "hpsv2": []}}, "body.gains.ocr"),
         ({"gains": {"=cmd()": [1.0, 1.0]}, "budgets": {"=cmd()": 1}}, "body.gains.=cmd().[key]"),
-        ({"steps": 3}, "body"),
+        ({"steps": 3}, "body.steps"),
         ({"steps": 0}, "body.steps"),
         ({"steps": 1001}, "body.steps"),
         ({"budgets": {"ocr": -1, "hpsv2": 1}}, "body.budgets.ocr"),

@@ -83,7 +83,7 @@ def test_past_jobs_tell_how_fast_they_are_here(client, request_, measured_profil
     estimate = client.post("/v1/profiles/estimate", json=request_).json()
     seconds = estimate["model_evaluations"] * 2.0 / 100
     assert estimate["device_seconds"] == {"low": pytest.approx(seconds), "high": pytest.approx(seconds)}
-    assert "throughput of 1 past profile job" in estimate["basis"]
+    assert "throughput of 1 past profile job with" in estimate["basis"]
 
 
 def test_a_profile_takes_no_more_prompts_than_there_are():
