@@ -43,20 +43,21 @@ def find_images(name: str, folder: Path, prompts: Sequence[str], per_prompt: int
         name: of the folder, for people.
 
     Raises:
-        ConfigError: no such folder, a malformed manifest, or prompts without enough images; the text names
-            them and the files that would do.
+        ConfigError: no such folder, a malformed manifest, a file that lies outside the folder, or prompts
+            without enough images; the text names them and the files that would do.
     """
     if not folder.is_dir():
         raise ConfigError(
             f"folder: the worker has no folder {name!r} in its folder of proposals (RECAST_PROPOSALS)"
         )
-    manifest = folder / MANIFEST
-    found = _by_manifest(manifest, prompts) if manifest.is_file() else _by_name(folder, prompts)
+    root = folder.resolve()
+    manifest = _file_in(root, MANIFEST, f"folder {name!r}")
+    found = _by_manifest(root, manifest, prompts) if manifest else _by_name(name, root, prompts)
     short = [prompt for prompt in prompts if len(found[prompt]) < per_prompt]
     if short:
         wanted = "; ".join(
             f"{prompt!r} has {len(found[prompt])}"
-            + ("" if manifest.is_file() else f" ({file_stem(prompt)}.0.png and so on)")
+            + ("" if manifest else f" ({file_stem(prompt)}.0.png and so on)")
             for prompt in short[:_NAMED]
         )
         more = f"; and {len(short) - _NAMED} more" if len(short) > _NAMED else ""
@@ -67,9 +68,24 @@ def find_images(name: str, folder: Path, prompts: Sequence[str], per_prompt: int
     return {prompt: files[:per_prompt] for prompt, files in found.items()}
 
 
-def _by_manifest(manifest: Path, prompts: Sequence[str]) -> dict[str, list[Path]]:
+def _file_in(root: Path, name: str, where: str) -> Path | None:
+    """The file that ``name`` leads to in the folder ``root``, links followed; None when there is none.
+
+    Raises:
+        ConfigError: it leads out of the folder or can be no file; the text begins with ``where``.
+    """
+    try:
+        path = (root / name).resolve()
+        there = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, links in a circle, a NUL character
+        raise ConfigError(f"{where}: {name[:_MAX_NAME_BYTES]!r} cannot be a file") from None
+    if not path.is_relative_to(root):
+        raise ConfigError(f"{where}: {name!r} lies outside the folder")
+    return path if there else None
+
+
+def _by_manifest(root: Path, manifest: Path, prompts: Sequence[str]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {prompt: [] for prompt in prompts}
-    root = manifest.parent.resolve()
     for number, line in enumerate(manifest.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
@@ -80,21 +96,15 @@ def _by_manifest(manifest: Path, prompts: Sequence[str]) -> dict[str, list[Path]
             raise ConfigError(f"{where}: is not UTF-8 text") from None
         except (ValueError, RecursionError):
             raise ConfigError(f'{where}: wanted {{"file": "name.png", "prompt": "..."}}') from None
-        try:
-            path = (root / entry.file).resolve()
-            there = path.is_file()
-        except (OSError, RuntimeError, ValueError):  # too long, links in a circle, a NUL character
-            raise ConfigError(f"{where}: {entry.file[:_MAX_NAME_BYTES]!r} cannot be a file") from None
-        if not path.is_relative_to(root):
-            raise ConfigError(f"{where}: {entry.file!r} lies outside the folder")
-        if not there:
+        path = _file_in(root, entry.file, where)
+        if path is None:
             raise ConfigError(f"{where}: there is no file {entry.file!r}")
         if entry.prompt in found:
             found[entry.prompt].append(path)
     return found
 
 
-def _by_name(folder: Path, prompts: Sequence[str]) -> dict[str, list[Path]]:
+def _by_name(name: str, root: Path, prompts: Sequence[str]) -> dict[str, list[Path]]:
     by_stem: dict[str, str] = {}
     for prompt in prompts:
         other = by_stem.setdefault(file_stem(prompt), prompt)
@@ -104,10 +114,12 @@ def _by_name(folder: Path, prompts: Sequence[str]) -> dict[str, list[Path]]:
                 f"tell them apart in a {MANIFEST}"
             )
     numbered: dict[str, list[tuple[int, str, Path]]] = {prompt: [] for prompt in prompts}
-    for path in folder.iterdir():
+    for path in root.iterdir():
         stem, number = _parts(path)
-        if path.suffix.lower() in SUFFIXES and path.is_file() and stem in by_stem:
-            numbered[by_stem[stem]].append((number, path.name, path))
+        if path.suffix.lower() not in SUFFIXES or stem not in by_stem:
+            continue
+        if (file := _file_in(root, path.name, f"folder {name!r}")) is not None:
+            numbered[by_stem[stem]].append((number, path.name, file))
     return {prompt: [path for _, _, path in sorted(files)] for prompt, files in numbered.items()}
 
 

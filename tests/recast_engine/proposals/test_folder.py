@@ -120,6 +120,26 @@ def test_a_wrong_manifest_names_its_line(images: Path, line: str, problem: str) 
     assert f"manifest.jsonl, {problem}" in str(caught.value)
 
 
+@pytest.mark.parametrize("link", ["a-red-circle.0.png", "manifest.jsonl"])
+def test_a_link_out_of_the_folder_is_refused_whatever_led_to_it(images: Path, link: str) -> None:
+    for stem in ("a-red-circle", "two-cats-one-dog"):
+        save(images / f"{stem}.1.png", 1)
+    save(images.parent / "secret.png", 1)
+    (images / link).symlink_to("../secret.png")
+    with pytest.raises(ConfigError) as caught:
+        found(images, 1)
+    assert str(caught.value) == f"folder 'set': {link!r} lies outside the folder"
+
+
+def test_links_within_the_folder_and_to_the_folder_are_followed(images: Path) -> None:
+    save(images / "deep" / "x.png", 90)
+    for stem in ("a-red-circle", "two-cats-one-dog"):
+        (images / f"{stem}.0.png").symlink_to("deep/x.png")
+    images.rename(images.parent / "elsewhere")
+    images.symlink_to("elsewhere")
+    assert reds(found(images, 1), CATS) == [90]
+
+
 def test_what_is_missing_is_named(images: Path) -> None:
     save(images / "a-red-circle.0.png", 1)
     save(images / "two-cats-one-dog.0.png", 1)
