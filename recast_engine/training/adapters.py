@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -256,13 +257,24 @@ def load_adapter(path: Path) -> AdapterFile:
             weights = {name.removeprefix(PREFIX): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path.name} is not a readable safetensors file: {error}") from None
-    if not all(tensor.ndim == 2 and bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+    if not all(map(_is_finite_matrix, weights.values())):
         raise ConfigError(f"{path.name} holds weights that are no finite matrices")
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith(".lora_A.weight")}
     if len(ranks) != 1 or not all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in weights):
         raise ConfigError(f"{path.name} is not a LoRA adapter of one rank in the diffusers format")
     rank = ranks.pop()
-    return AdapterFile(weights, rank, _alpha(path.name, metadata, rank), metadata)
+    alpha = _alpha(path.name, metadata, rank)
+    try:
+        LoRAConfig(rank=rank, alpha=alpha)
+    except ValidationError as error:
+        wrong = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
+        raise ConfigError(f"{path.name} is not an adapter that can be used: {wrong}") from None
+    return AdapterFile(weights, rank, alpha, metadata)
+
+
+def _is_finite_matrix(tensor: Tensor) -> bool:
+    """Whether it is one of real numbers that stay finite as the float32 that is computed with."""
+    return tensor.ndim == 2 and tensor.is_floating_point() and bool(torch.isfinite(tensor.float()).all())
 
 
 def _alpha(name: str, metadata: Mapping[str, str], rank: int) -> float:

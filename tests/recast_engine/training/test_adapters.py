@@ -210,6 +210,13 @@ def test_files_that_are_no_adapters_are_refused(backbone: SD3Backbone, tmp_path:
         (torch.zeros(2, 8), "[]", "finite lora_alpha"),
         (torch.zeros(2, 8), '{"transformer.lora_alpha": "wide"}', "finite lora_alpha"),
         (torch.zeros(2, 8), '{"transformer.lora_alpha": NaN}', "finite lora_alpha"),
+        (torch.zeros(2, 8), '{"transformer.lora_alpha": 0}', "alpha: Input should be greater than 0"),
+        (torch.zeros(0, 8), "{}", "rank: Input should be greater than or equal to 1"),
+        (torch.zeros(513, 8), "{}", "rank: Input should be less than or equal to 512"),
+        (torch.full((2, 8), torch.nan).to(torch.float8_e4m3fn), "{}", "no finite matrices"),
+        (torch.full((2, 8), 1e300, dtype=torch.float64), "{}", "no finite matrices"),
+        (torch.zeros(2, 8, dtype=torch.complex64), "{}", "no finite matrices"),
+        (torch.zeros(2, 8, dtype=torch.bool), "{}", "no finite matrices"),
     ],
 )
 def test_adapters_that_could_not_be_computed_with_are_refused(
