@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -44,8 +46,10 @@ class Endpoint:
         self.name, self._url, self._retries, self._pause = name, url, retries, first_pause
         self._timeout = timeout
         loopback = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
-        self._client = httpx.Client(
+        self._client = partial(
+            httpx.AsyncClient,
             timeout=timeout,
+            verify=httpx.create_ssl_context(trust_env=not loopback),
             follow_redirects=False,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             trust_env=not loopback,
@@ -62,8 +66,8 @@ class Endpoint:
             if attempt:
                 time.sleep(min(self._pause * 2 ** (attempt - 1), LONGEST_PAUSE))
             try:
-                status, body = self._exchange(content, content_type)
-            except httpx.TimeoutException:
+                status, body = asyncio.run(self._exchange(content, content_type))
+            except (httpx.TimeoutException, TimeoutError):
                 problem = "the server did not answer in time"
             except httpx.HTTPError as error:
                 problem = f"the server cannot be reached ({type(error).__name__})"
@@ -76,22 +80,23 @@ class Endpoint:
             logger.warning("reward %s: %s (attempt %d)", self.name, problem, attempt + 1)
         raise RewardFailure(f"reward {self.name!r}: {problem}")
 
-    def _exchange(self, content: bytes, content_type: str) -> tuple[int, bytes]:
+    async def _exchange(self, content: bytes, content_type: str) -> tuple[int, bytes]:
         """Status and, with status 200, body. The client's time-out is for each read, ours for all."""
-        deadline = time.monotonic() + self._timeout
         headers = {"Content-Type": content_type}
         body = bytearray()
-        with self._client.stream("POST", self._url, content=content, headers=headers) as answer:
+        async with (
+            asyncio.timeout(self._timeout),
+            self._client() as client,
+            client.stream("POST", self._url, content=content, headers=headers) as answer,
+        ):
             if answer.status_code != httpx.codes.OK:
                 return answer.status_code, b""
-            for part in answer.iter_bytes():
+            async for part in answer.aiter_bytes():
                 body += part
                 if len(body) > MAX_ANSWER:
                     raise RewardFailure(
                         f"reward {self.name!r}: the server's answer is larger than {MAX_ANSWER} bytes"
                     )
-                if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout("the answer takes too long")
         return answer.status_code, bytes(body)
 
 

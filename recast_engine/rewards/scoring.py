@@ -18,6 +18,9 @@ from recast_engine.rewards.catalogue import reward_info
 
 logger = logging.getLogger(__name__)
 
+SINGLE = np.finfo(np.float32)
+"""What scores are computed in: one beyond its range has failed, one below it is 0."""
+
 
 class Scorer:
     """R rewards applied together; what one of them does never hurts another."""
@@ -119,7 +122,8 @@ def _score(
         # Only our own errors are worded for people; another's text may hold paths of this machine.
         told = str(failure) if isinstance(failure, EngineError) else type(failure).__name__
         return np.full(len(images), np.nan), told
-    finite = np.isfinite(values)
+    values = np.where(np.abs(values) < SINGLE.tiny, 0.0, values)
+    finite = np.abs(values) <= SINGLE.max  # not NaN either
     if not error and not finite.all():
         error = "no finite score"
     return np.where(finite, values, np.nan), error

@@ -111,12 +111,13 @@ def test_a_slow_server_times_out_and_a_dropped_connection_fails(server):
         reward(server).score(IMAGES, PROMPTS)
 
 
-def test_an_answer_in_drops_times_out_as_a_whole(server):
+@pytest.mark.parametrize("start", [b"X-Slow: ", b"Content-Length: 400\r\n\r\n"])
+def test_an_answer_in_drops_times_out_as_a_whole(server, start):
+    """Whether its headers or its body never come to an end."""
+
     def drip(handler, _):
-        handler.send_response(200)
-        handler.send_header("Content-Length", "400")
-        handler.end_headers()
         with contextlib.suppress(ConnectionError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + start)
             for _ in range(40):  # 2 s, never 0.3 s without a byte
                 handler.wfile.write(b" ")
                 time.sleep(0.05)

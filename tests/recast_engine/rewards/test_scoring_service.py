@@ -186,3 +186,20 @@ def test_the_miniatures_rewards_score_alike_inline_and_in_the_service():
         parts = [service.submit(pictures[k : k + 6], prompts[k : k + 6]) for k in (0, 6)]
         beside = joined([part.result() for part in parts])
     np.testing.assert_allclose(beside.values, inline.values, atol=1e-6)
+
+
+@pytest.mark.parametrize("score", [1e39, -1e308, np.inf, np.nan])
+def test_a_score_that_float32_cannot_hold_has_failed(score):
+    """Its square would not even be a double, and the loss not finite."""
+    values = np.linspace(0.0, 1.0, 8)
+    values[3] = score
+    scores = Scorer([Fake("clipscore", lambda i, p: values)])(images(), PROMPTS)
+    assert scores.failed[0].tolist() == [place == 3 for place in range(8)]
+    assert scores.errors == ("no finite score",)
+
+
+def test_a_score_below_what_float32_can_hold_is_zero():
+    values = np.array([5e-324, -1e-300, 0.0, 1e-30, 1.0, 2.0, 3.0, 4.0])
+    scores = Scorer([Fake("clipscore", lambda i, p: values)])(images(), PROMPTS)
+    assert scores.values[0].tolist() == [0.0, 0.0, *values[2:]]
+    assert not scores.failed.any()
