@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from kombu.exceptions import KombuError
@@ -35,6 +35,7 @@ class Sweeper:
         self._runtime = runtime
         self._closed = threading.Event()
         self._tidied_at = -math.inf
+        self._unrenewed: dict[str, tuple[datetime, float]] = {}  # job -> lease, and since when it is so
         self._thread = threading.Thread(target=self._loop, name="sweeper", daemon=True)
 
     def start(self) -> None:
@@ -80,22 +81,34 @@ class Sweeper:
 
     def sweep(self) -> None:
         """Take jobs from dead workers, publish queued jobs that no message serves, drop what is merged."""
-        for job_id in self._expired():
-            self._reap(job_id)
+        for job_id, lease in self._dead_leases():
+            self._reap(job_id, lease)
         for kind in queue.QUEUES:
             self._republish(kind)
         self._drop_spent_scores()
 
-    def _expired(self) -> list[str]:
-        return transact(
-            self._runtime.sessions, lambda session: [job.id for job in jobs.expired(session, utcnow())]
-        )
+    def _dead_leases(self) -> list[tuple[str, datetime]]:
+        """Jobs and their leases that are over by the clock, or by the time that nobody has renewed them.
 
-    def _reap(self, job_id: str) -> None:
+        The clock alone would wait for a lease that was written before it was put back.
+        """
+        now, tick = utcnow(), time.monotonic()
+        leases = transact(self._runtime.reads, jobs.leases)
+        known = self._unrenewed
+        self._unrenewed = {
+            job_id: known[job_id] if job_id in known and known[job_id][0] == lease else (lease, tick)
+            for job_id, lease in leases.items()
+        }
+        patience = 2 * self._runtime.settings.lease_seconds
+        return [
+            (job_id, lease)
+            for job_id, (lease, since) in self._unrenewed.items()
+            if lease < now or tick - since > patience
+        ]
+
+    def _reap(self, job_id: str, lease: datetime) -> None:
         limit = self._runtime.settings.worker_attempts
-        job = transact(
-            self._runtime.sessions, lambda session: attempts.reap(session, job_id, utcnow(), limit)
-        )
+        job = transact(self._runtime.sessions, lambda session: attempts.reap(session, job_id, lease, limit))
         if job is not None:
             log.warning("the worker of %s is dead: job is now %s", job_id, job.status)
 

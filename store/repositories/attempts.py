@@ -188,14 +188,14 @@ def crash(session: Session, claim: Claim, error: Mapping[str, Any], limit: int) 
     return _crash(session, hold(session, claim), error, limit)
 
 
-def reap(session: Session, job_id: str, now: datetime, limit: int) -> Job | None:
-    """Take a job from a worker whose lease is dead; None when it is not so any more.
+def reap(session: Session, job_id: str, lease: datetime, limit: int) -> Job | None:
+    """Take a job from a worker whose ``lease`` is dead; None when it was renewed, or the attempt has ended.
 
     A job being cancelled ends as cancelled. A running one is queued again, or fails after ``limit`` crashes.
     """
     locked = session.execute(
         update(Job)
-        .where(Job.id == job_id, Job.status.in_(ACTIVE), Job.lease_expires_at < now)
+        .where(Job.id == job_id, Job.status.in_(ACTIVE), Job.lease_expires_at == lease)
         .values(attempt=Job.attempt)
         .returning(Job.id)
         .execution_options(synchronize_session=False)

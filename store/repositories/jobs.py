@@ -245,10 +245,13 @@ def is_terminal(job: Job) -> bool:
 
 
 def unpublished(session: Session, before: datetime, *, kind: str | None = None) -> Sequence[Job]:
-    """Queued jobs whose message was published before ``before``, or never; oldest first."""
-    query = select(Job).where(
-        Job.status == "queued", or_(Job.published_at.is_(None), Job.published_at < before)
-    )
+    """Queued jobs whose message was published before ``before``, or never; oldest first.
+
+    So was one whose message lies ahead by as much: the clock has been put back since.
+    """
+    ahead = utcnow() + (utcnow() - before)
+    overdue = or_(Job.published_at.is_(None), Job.published_at < before, Job.published_at > ahead)
+    query = select(Job).where(Job.status == "queued", overdue)
     if kind is not None:
         query = query.where(Job.kind == kind)
     return session.scalars(query.order_by(Job.created_at, Job.id)).all()
@@ -280,7 +283,8 @@ def counts(session: Session, workspace_id: str) -> dict[tuple[str, str], int]:
     return {(kind, status): number for kind, status, number in rows}
 
 
-def expired(session: Session, now: datetime) -> Sequence[Job]:
-    """Running or cancelling jobs whose lease is dead."""
-    query = select(Job).where(Job.status.in_(ACTIVE), Job.lease_expires_at < now)
-    return session.scalars(query.order_by(Job.lease_expires_at)).all()
+def leases(session: Session) -> dict[str, datetime]:
+    """When the leases of running and cancelling jobs end, by job, the first to end first."""
+    query = select(Job.id, Job.lease_expires_at).where(Job.status.in_(ACTIVE))
+    rows = session.execute(query.order_by(Job.lease_expires_at))
+    return {id: lease for id, lease in rows if lease is not None}

@@ -158,6 +158,7 @@ def test_a_stale_writer_is_refused_everything(session: Session, workspace: str) 
 @pytest.mark.parametrize("status", TERMINAL)
 def test_terminal_states_never_change(session: Session, workspace: str, status: str) -> None:
     claim = claimed(session, workspace, "profile")
+    lease = jobs.leases(session)[claim.job_id]
     job = attempts.finish(session, claim, status, error=ERROR if status == "failed" else None)
     ended = job.finished_at
     for write in (
@@ -168,7 +169,7 @@ def test_terminal_states_never_change(session: Session, workspace: str, status: 
         with pytest.raises(StaleAttempt):
             write()
     assert attempts.claim(session, claim.job_id, "w2", LEASE) is None
-    assert attempts.reap(session, claim.job_id, utcnow() + timedelta(days=1), 3) is None
+    assert attempts.reap(session, claim.job_id, lease, 3) is None
     with pytest.raises(InvalidTransition):
         jobs.requeue(session, claim.job_id)
     if status == "cancelled":
@@ -223,20 +224,22 @@ def test_a_resumed_training_starts_with_a_clean_slate(session: Session, workspac
 
 def test_dead_leases_are_found_and_reaped(session: Session, workspace: str) -> None:
     alive, dead = claimed(session, workspace), claimed(session, workspace)
+    before = jobs.leases(session)[alive.job_id]
     attempts.heartbeat(session, alive, 100.0)
-    later = utcnow() + timedelta(seconds=60)
-    assert [job.id for job in jobs.expired(session, later)] == [dead.job_id]
-    assert attempts.reap(session, dead.job_id, utcnow(), 5) is None
-    job = attempts.reap(session, dead.job_id, later, 5)
+    leases = jobs.leases(session)
+    assert list(leases) == [dead.job_id, alive.job_id]
+    assert leases[alive.job_id] > before
+    assert attempts.reap(session, alive.job_id, before, 5) is None  # it was renewed meanwhile
+    job = attempts.reap(session, dead.job_id, leases[dead.job_id], 5)
     assert job is not None
     assert (job.status, job.worker, job.published_at, job.crashes) == ("queued", None, None, 1)
     cancelling = claimed(session, workspace)
     jobs.request_cancel(session, cancelling.job_id)
-    job = attempts.reap(session, cancelling.job_id, later, 5)
+    job = attempts.reap(session, cancelling.job_id, jobs.leases(session)[cancelling.job_id], 5)
     assert job is not None
     assert job.status == "cancelled"
     last = claimed(session, workspace)
-    job = attempts.reap(session, last.job_id, later, 1)
+    job = attempts.reap(session, last.job_id, jobs.leases(session)[last.job_id], 1)
     assert job is not None
     assert job.error is not None
     assert (job.status, job.error["type"]) == ("failed", "worker-lost")
@@ -248,8 +251,12 @@ def test_overdue_messages_are_taken_once(session: Session, workspace: str) -> No
     late.published_at = utcnow() - timedelta(minutes=5)
     never = new_job(session, workspace)
     never.published_at = None
-    session.flush()
     before = utcnow() - timedelta(minutes=1)
+    fresh.published_at = utcnow() + timedelta(days=1)  # by a clock that was put back since
+    session.flush()
+    assert [job.id for job in jobs.unpublished(session, before)] == [fresh.id, late.id, never.id]
+    assert jobs.take_to_publish(session, fresh)
+    session.expire_all()
     assert [job.id for job in jobs.unpublished(session, before)] == [late.id, never.id]
     assert [job.id for job in jobs.unpublished(session, before, kind="profile")] == [late.id]
     assert jobs.take_to_publish(session, late)
@@ -388,7 +395,7 @@ def _act(session: Session, job_id: str, action: str, claims: list[Claim]) -> Non
         "fail": lambda: attempts.finish(session, newest, "failed", error=ERROR),
         "release": lambda: attempts.release(session, newest),
         "crash": lambda: attempts.crash(session, newest, ERROR, 3),
-        "reap": lambda: attempts.reap(session, job_id, utcnow() + timedelta(days=1), 5),
+        "reap": lambda: attempts.reap(session, job_id, jobs.leases(session).get(job_id, utcnow()), 5),
         "requeue": lambda: jobs.requeue(session, job_id),
     }
     if action == "claim":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 import pytest
 from sqlalchemy.orm import Session, sessionmaker
@@ -13,7 +12,6 @@ from store.models import Artifact, Job
 from store.repositories import artifacts, attempts, jobs, shards
 from store.repositories.attempts import Claim
 from store.repositories.shards import Part
-from store.types import utcnow
 
 PARTS = [Part({"rows": [index]}, 10 * (index + 1)) for index in range(3)]  # 10, 20 and 30 images
 ERROR = {"type": "reward-failure", "detail": "ocr failed"}
@@ -182,7 +180,7 @@ def test_a_shard_that_outlives_its_profile_still_counts(session: Session, worksp
     elif end == "fail":
         attempts.finish(session, claim, "failed", error=ERROR)
     else:
-        attempts.reap(session, claim.job_id, utcnow() + timedelta(days=1), 1)
+        attempts.reap(session, claim.job_id, jobs.leases(session)[claim.job_id], 1)
     job = jobs.get(session, claim.job_id)
     assert job.status == ("cancelled" if end == "cancel" else "failed")
     assert [one.status for one in fresh(session, ids)] == ["cancelling", "cancelled", "cancelled"]

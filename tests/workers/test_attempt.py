@@ -500,6 +500,21 @@ def test_the_sweeper_ends_a_cancelled_job_of_a_dead_worker(service: Service) -> 
     assert service.job(running.job_id).status == "queued"
 
 
+def test_leases_of_a_clock_put_back_since_die_with_their_worker(service: Service) -> None:
+    dead, alive = (claim(service, service.submit(publish=False)) for _ in range(2))
+    with service.runtime.sessions.begin() as session:
+        for held in (dead, alive):
+            jobs.lock(session, held.job_id).lease_expires_at = utcnow() + timedelta(days=365)
+    sweeper = Sweeper(service.runtime)
+    with Lease(service.runtime, alive):
+        sweeper.sweep()
+        assert service.job(dead.job_id).status == "running"
+        time.sleep(2 * service.settings.lease_seconds + 0.1)
+        sweeper.sweep()
+        assert service.job(dead.job_id).status == "queued"
+        assert (service.job(alive.job_id).status, service.job(alive.job_id).attempt) == ("running", 1)
+
+
 def test_a_backlog_gathers_no_second_messages(service: Service) -> None:
     broker = service.settings.broker_url
     for _ in range(5):
