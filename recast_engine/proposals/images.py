@@ -47,6 +47,8 @@ def read_image(
             result = _rgb(ImageOps.exif_transpose(image))
     except (UnusableImage, MemoryError):
         raise
+    except Image.DecompressionBombError:  # Pillow's own limit, which it checks first
+        raise UnusableImage(f"has more than {MAX_PIXELS} pixels") from None
     except Exception:  # noqa: BLE001 - Pillow lets through whatever its parsers trip over
         raise UnusableImage("is no intact PNG, JPEG or WebP image") from None
     if min(result.size) < at_least:

@@ -185,6 +185,7 @@ ODD_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + (
         ),
         (lambda path: Image.new("I;16", (48, 48)).save(path), "has more than 8 bits a channel"),
         (lambda path: Image.new("1", (8000, 8000)).save(path), "has 8000 x 8000 pixels, more than 33554432"),
+        (lambda path: Image.new("1", (20000, 20000)).save(path), "has more than 33554432 pixels"),
     ],
 )
 def test_a_bad_file_shows_before_anything_is_measured(images: Path, spoil: object, problem: str) -> None:
