@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 
 from sqlalchemy.orm import Session
 
@@ -11,7 +12,7 @@ from api.catalogue.schemas import ModelView, ProposalSourceView, RewardView
 from api.context import Context
 from api.refusals import FieldError, Invalid, Location, invalid
 from recast_engine.backbones import catalogue
-from recast_engine.backbones.catalogue import ModelInfo
+from recast_engine.backbones.catalogue import ModelInfo, RewardWorld
 from recast_engine.config import PROPOSAL_MODELS
 from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt
@@ -19,6 +20,7 @@ from recast_engine.proposals.environment import SOURCES, remedy
 from recast_engine.rewards import catalogue as rewards_catalogue
 from recast_engine.rewards.catalogue import REWARDS, usable_prompts
 from recast_engine.rewards.info import RewardInfo
+from recast_engine.rewards.vocabulary import unknown_names
 from store import queue
 from store.repositories import workers
 from store.types import utcnow
@@ -87,7 +89,7 @@ def reward_problems(
             yield FieldError(where, f"{reward!r} is named twice")
         elif reason := REWARDS[reward].missing(model.reward_world):
             yield FieldError(where, f"reward {reward!r} is not available: {reason}")
-        elif prompts is not None and (problem := metadata_problem(reward, prompts)):
+        elif prompts is not None and (problem := metadata_problem(reward, prompts, model.reward_world)):
             yield FieldError(where, problem)
 
 
@@ -110,10 +112,10 @@ def resolve_budgets(
         return {}, [FieldError(where, str(error))]
 
 
-def metadata_problem(reward: str, prompts: Sequence[Prompt]) -> str | None:
-    """Why ``reward`` can score none of ``prompts``; None when it can score some."""
+def metadata_problem(reward: str, prompts: Sequence[Prompt], world: RewardWorld) -> str | None:
+    """Why ``reward`` can score none of ``prompts``, or would score some wrong; None otherwise."""
     if usable_prompts(reward, prompts):
-        return None
+        return _vocabulary_problem(reward, prompts, world)
     wanted = REWARDS[reward].needs_metadata
     fields = " and ".join(repr(name) for name in wanted)
     quotes = "text" in wanted
@@ -121,6 +123,23 @@ def metadata_problem(reward: str, prompts: Sequence[Prompt]) -> str | None:
         f"reward {reward!r} needs prompts with {fields}{' (or a quoted span)' if quotes else ''}, and the "
         f"prompt set has none: {'put the words to spell in quotes, ' if quotes else ''}use a prompt set "
         f"whose JSON lines have {fields}, or leave the reward out"
+    )
+
+
+def _vocabulary_problem(reward: str, prompts: Sequence[Prompt], world: RewardWorld) -> str | None:
+    vocabulary = REWARDS[reward].vocabulary.get(world)
+    wrong = list(unknown_names(prompts, vocabulary)) if vocabulary else []
+    if not vocabulary or not wrong:
+        return None
+    index, place, name = wrong[0]
+    known = vocabulary.classes if place.endswith("class") else vocabulary.colors
+    near: Sequence[str] = get_close_matches(name, known, n=3) or known[:12]
+    others = ", ..." if len(near) < len(known) else ""
+    more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
+    return (
+        f"reward {reward!r} cannot find {name[:80]!r} in this model's images "
+        f"(prompt {index + 1}, {place}{more}); it knows {', '.join(near)}{others}: "
+        "upload the prompt set with names it knows, or leave the reward out"
     )
 
 

@@ -82,7 +82,7 @@ def _held_out_problems(
         yield FieldError(where, f"{name!r} has a budget; a held-out reward is one that no stage trains on")
     elif reason := REWARDS[name].missing(model.reward_world):
         yield FieldError(where, f"reward {name!r} is not available: {reason}")
-    elif prompts is not None and (problem := metadata_problem(name, prompts)):
+    elif prompts is not None and (problem := metadata_problem(name, prompts, model.reward_world)):
         yield FieldError(where, problem)
 
 
@@ -98,8 +98,9 @@ def _stage(
     stage = config.stages[index]
     budgets, wrong = resolve_budgets(stage.budgets, model, "stages", index, "budgets")
     problems.add(wrong)
+    world = model.reward_world
     for reward, share in budgets.items():
-        if share > 0 and prompts is not None and (problem := metadata_problem(reward, prompts)):
+        if share > 0 and prompts is not None and (problem := metadata_problem(reward, prompts, world)):
             problems.add([FieldError(("body", "stages", index, "budgets"), problem)])
     if not budgets:
         return stage

@@ -27,6 +27,7 @@ from recast_engine.rewards.info import (
     Setting,
 )
 from recast_engine.rewards.settings import RewardsFile, read_rewards_file
+from recast_engine.rewards.vocabulary import VOCABULARIES
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ BUILT_IN: tuple[RewardInfo, ...] = (
         needs_metadata=("include",), memory_gib=1.8,
         weights=f"{MASK2FORMER.repository} and {OPENAI_CLIP_L.repository}",
         requires={"public": (AnyOf((MASK2FORMER, Converted("geneval", "the snapshot"))), OPENAI_CLIP_L)},
+        vocabulary=VOCABULARIES,
     ),
     RewardInfo(
         "ocr", "text_accuracy", "share of the wanted letters that can be read",

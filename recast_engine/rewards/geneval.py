@@ -31,6 +31,7 @@ from recast_engine.errors import ConfigError
 from recast_engine.prompts import Prompt, Relation
 from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.detection import Box, Detection, Detector
+from recast_engine.rewards.vocabulary import VOCABULARIES, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +169,17 @@ class GenEval:
 
     id = "geneval"
 
-    def __init__(self, detector: Detector, rules: Rules | None = None, *, strict: bool = False):
+    def __init__(
+        self,
+        detector: Detector,
+        rules: Rules | None = None,
+        *,
+        strict: bool = False,
+        vocabulary: Vocabulary | None = None,
+    ):
+        """``vocabulary``: what the detector can name; prompts that ask for more have no score."""
         self._detector = detector
+        self._vocabulary = vocabulary
         self._rules = rules or Rules()
         self._strict = strict
 
@@ -181,14 +191,18 @@ class GenEval:
         """
         scores, failures = np.full(len(images), np.nan), []
         for index, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
+            if self._vocabulary and (unknown := dict(self._vocabulary.unknown(prompt))):
+                names = ", ".join(map(repr, unknown.values()))
+                failures.append(f"the detector does not know {names}")
+                continue
             try:
                 verdict = judge(self._detector(image), prompt, self._rules)
                 scores[index] = float(verdict.strict) if self._strict else verdict.soft
             except Exception as error:
                 logger.warning("geneval failed on an image: %s", type(error).__name__, exc_info=True)
-                failures.append(type(error).__name__)
+                failures.append(f"the detector failed ({type(error).__name__})")
         if failures:
-            raise PartialFailure(scores, f"the detector failed ({failures[-1]})")
+            raise PartialFailure(scores, failures[-1])
         return scores
 
 
@@ -209,7 +223,8 @@ def load(
         # GenEval asks for 0.9 when counting because its detector reports one object several times. The
         # miniature's does not, and its confidence measures how crisp a shape is.
         rules = Rules(counting_threshold=Rules.threshold, max_overlap=max_overlap)
-        return GenEval(MiniatureDetector(), rules, strict=strict)
+        return GenEval(MiniatureDetector(), rules, strict=strict, vocabulary=VOCABULARIES[world])
     from recast_engine.rewards.mask2former import Mask2FormerDetector
 
-    return GenEval(Mask2FormerDetector.load(device), Rules(max_overlap=max_overlap), strict=strict)
+    detector, rules = Mask2FormerDetector.load(device), Rules(max_overlap=max_overlap)
+    return GenEval(detector, rules, strict=strict, vocabulary=VOCABULARIES[world])

@@ -18,6 +18,7 @@ from recast_engine.backbones.catalogue import RewardWorld
 from recast_engine.errors import ConfigError
 from recast_engine.rewards.base import Reward
 from recast_engine.rewards.settings import weights_folder
+from recast_engine.rewards.vocabulary import Vocabulary
 from recast_engine.weights import weights_identity
 
 Role = Literal["training", "held_out", "both"]
@@ -168,6 +169,7 @@ class RewardInfo:
         version: of what gives the scores, where no weights on this machine do: a plug-in's package, an
             HTTP reward's endpoint.
         problem: why it cannot be used at all (a plug-in that does not import, say).
+        vocabulary: the classes and colours that prompts may ask it for, where that is limited.
     """
 
     id: str
@@ -186,6 +188,7 @@ class RewardInfo:
     options: Mapping[str, Any] = field(default_factory=dict)
     version: str = ""
     problem: str | None = None
+    vocabulary: Mapping[RewardWorld, Vocabulary] = field(default_factory=dict)
 
     def missing(self, world: RewardWorld) -> str | None:
         """Why it cannot score images of ``world``, with the remedy; None when it can."""

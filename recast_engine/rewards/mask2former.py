@@ -26,29 +26,17 @@ from recast_engine.errors import WeightsUnavailable
 from recast_engine.rewards.clip import OPENAI_CLIP_L, ClipEmbedder
 from recast_engine.rewards.detection import Box
 from recast_engine.rewards.settings import weights_folder
+from recast_engine.rewards.vocabulary import CLASSES, COLORS
 
 REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 """Swin-S trained for 50 epochs on COCO: the architecture of the published evaluation."""
 MAX_INSTANCES = 100
-COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 SENTENCES = (
     "a photo of a {color} {label}",
     "a photo of a {color}-colored {label}",
     "a photo of a {color} object",
 )
 GREY = 0x99
-
-_NAMES = """
-person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,
-parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella,
-handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard,
-surfboard, tennis racket, bottle, wine glass, cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange,
-broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, potted plant, bed, dining table, toilet, tv,
-laptop, computer mouse, tv remote, computer keyboard, cell phone, microwave, oven, toaster, sink,
-refrigerator, book, clock, vase, scissors, teddy bear, hair drier, toothbrush
-"""
-CLASSES = tuple(name.strip() for name in _NAMES.split(","))
-"""COCO's 80 classes in their order, under the names that GenEval's prompts use."""
 
 
 class ColorNamer:

@@ -139,6 +139,39 @@ def test_all_offending_fields_are_named_at_once(client, training, job_count):
     assert job_count() == 0
 
 
+@pytest.mark.parametrize(
+    ("include", "message"),
+    [
+        ([{"class": "circel", "count": 1}], "(prompt 2, include[0].class); it knows circle, ...: upload"),
+        ([{"class": "circle", "count": 1, "color": "mauve"}], "(prompt 2, include[0].color)"),
+        (
+            [{"class": "dog", "count": 1}, {"class": "cat", "count": 1}],
+            "'dog' in this model's images (prompt 2, include[0].class, and 1 more like it); "
+            "it knows circle, square, triangle: upload",
+        ),
+    ],
+)
+def test_objects_that_no_detector_of_the_model_knows_are_refused(
+    client, training, job_count, include, message
+):
+    """They would score 0 whatever is drawn; a typo must not cost a reward."""
+    known = {"prompt": "a red circle", "include": [{"class": "circle", "count": 1, "color": "red"}]}
+    lines = "".join(json.dumps(line) + "\n" for line in (known, {"prompt": "another", "include": include}))
+    upload = {"name": "typo", "content": lines}
+    prompt_set = {"prompt_set": client.post("/v1/prompt-sets", json=upload).json()["id"]}
+    profile = {"model": "miniature", "rewards": ["geneval"], **prompt_set}
+    problem = refused(client.post("/v1/profiles", json=profile))
+    assert fields(problem) == {"body.rewards.0"}
+    assert message in problem["errors"][0]["msg"]
+    changes = {**prompt_set, "stages/0/budgets": {"geneval": 1.0}, "stages/0/allocation": {}}
+    problem = refused(client.post("/v1/trainings", json=merged(training, changes)))
+    assert fields(problem) == {"body.stages.0.budgets"}
+    subjects = [{"label": label, "base_model": "miniature"} for label in "ab"]
+    evaluation = {"subjects": subjects, "baseline": "a", "rewards": ["clipscore", "geneval"], **prompt_set}
+    assert fields(refused(client.post("/v1/evaluations", json=evaluation))) == {"body.rewards.1"}
+    assert job_count() == 0
+
+
 def test_a_reward_without_its_metadata_is_refused(client, training, job_count):
     plain = client.post("/v1/prompt-sets", json={"name": "plain", "content": "a red circle\n"}).json()["id"]
     problem = refused(client.post("/v1/trainings", json=training | {"prompt_set": plain}))

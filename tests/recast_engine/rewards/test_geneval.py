@@ -19,6 +19,7 @@ from recast_engine.miniature.detector import MiniatureDetector
 from recast_engine.prompts import Prompt, parse_prompts
 from recast_engine.rewards.base import PartialFailure
 from recast_engine.rewards.geneval import GenEval, Rules, judge, load, overlap, relative_positions
+from recast_engine.rewards.vocabulary import Vocabulary
 
 
 class Found(NamedTuple):
@@ -208,6 +209,21 @@ def test_a_failing_detector_costs_one_image():
     np.testing.assert_array_equal(caught.value.values, [1.0, np.nan])
 
 
+def test_what_the_detector_cannot_name_has_no_score():
+    """Not 0, which would say that it was looked for."""
+    images = np.ones((4, 8, 8, 3), np.uint8)
+    asked = [
+        prompt(ONE_CAT),
+        prompt({"class": "unicorn", "count": 1}),
+        prompt(ONE_CAT | {"color": "mauve"}),
+        prompt(ONE_CAT, exclude=({"class": "unicorn", "count": 1},)),
+    ]
+    reward = GenEval(lambda image: [Found("cat")], vocabulary=Vocabulary(("cat", "dog"), ("red",)))
+    with pytest.raises(PartialFailure, match="the detector does not know 'unicorn'") as caught:
+        reward.score(images, asked)
+    np.testing.assert_array_equal(caught.value.values, [1.0, np.nan, np.nan, np.nan])
+
+
 KINDS = {
     # tag: include, exclude, what is found, the published verdict
     "single_object": [
@@ -251,7 +267,7 @@ def test_the_published_verdicts_for_every_kind_of_prompt(tag):
 
 def published_prompts() -> list[Prompt]:
     """The six kinds of GenEval prompts over COCO's classes, in the published form of a JSONL line."""
-    from recast_engine.rewards.mask2former import CLASSES, COLORS
+    from recast_engine.rewards.vocabulary import CLASSES, COLORS
 
     rows = []
     for place, name in enumerate(CLASSES):
@@ -280,7 +296,7 @@ def published_prompts() -> list[Prompt]:
 
 def check_prompts(prompts: list[Prompt]) -> None:
     """Every prompt can be judged, and detections made from its own clauses satisfy it."""
-    from recast_engine.rewards.mask2former import CLASSES, COLORS
+    from recast_engine.rewards.vocabulary import CLASSES, COLORS
 
     for asked in prompts:
         found: list[Found] = []

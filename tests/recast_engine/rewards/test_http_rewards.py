@@ -101,11 +101,11 @@ def test_what_will_not_get_better_is_not_asked_again(server, status):
 
 
 def test_a_slow_server_times_out_and_a_dropped_connection_fails(server):
-    server.on("POST /score", lambda handler, _: time.sleep(0.6))
+    server.on("POST /score", lambda handler, _: time.sleep(3.0))
     started = time.monotonic()
     with pytest.raises(RewardFailure, match="did not answer in time"):
         reward(server, timeout_seconds=0.2).score(IMAGES, PROMPTS)
-    assert time.monotonic() - started < 0.6
+    assert time.monotonic() - started < 3.0
     server.on("POST /score", lambda handler, _: drop(handler))
     with pytest.raises(RewardFailure, match="cannot be reached"):
         reward(server).score(IMAGES, PROMPTS)
@@ -118,7 +118,7 @@ def test_an_answer_in_drops_times_out_as_a_whole(server, start):
     def drip(handler, _):
         with contextlib.suppress(ConnectionError):
             handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + start)
-            for _ in range(40):  # 2 s, never 0.3 s without a byte
+            for _ in range(400):  # 20 s, never 0.3 s without a byte
                 handler.wfile.write(b" ")
                 time.sleep(0.05)
 
@@ -126,7 +126,7 @@ def test_an_answer_in_drops_times_out_as_a_whole(server, start):
     started = time.monotonic()
     with pytest.raises(RewardFailure, match="did not answer in time"):
         reward(server, timeout_seconds=0.3).score(IMAGES, PROMPTS)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 10.0
 
 
 def test_what_the_server_says_about_a_missing_score_is_told(server):

@@ -16,14 +16,13 @@ from recast_engine.rewards.clip import ClipEmbedder
 from recast_engine.rewards.convert import convert
 from recast_engine.rewards.geneval import GenEval, Rules
 from recast_engine.rewards.mask2former import (
-    CLASSES,
-    COLORS,
     ColorNamer,
     Mask2FormerDetector,
     bounding_box,
     instances,
     masked_crop,
 )
+from recast_engine.rewards.vocabulary import CLASSES, COLORS
 
 
 def test_instances_by_hand():
