@@ -26,11 +26,15 @@ def remove(workdir: Path) -> None:
 
 
 def sweep(runtime: Runtime) -> None:
-    """Delete what is on this machine of attempts that do not run any more: their workers were killed."""
-    for workdir in list(_root(runtime).glob("*-[0-9]*")):
+    """Delete what is on this machine of attempts that do not run any more: their workers were killed.
+
+    Folders of jobs that the database does not know stay: workers of another one may share the home.
+    """
+    for workdir in list(_root(runtime).glob("*-*")):
         job_id, _, attempt = workdir.name.rpartition("-")
-        runs = partial(attempts.runs, job_id=job_id, attempt=int(attempt))
-        if not transact(runtime.reads, runs):
+        if not attempt.isdecimal():
+            continue
+        if transact(runtime.reads, partial(attempts.is_over, job_id=job_id, attempt=int(attempt))):
             log.info("%s: deleting what attempt %s left", job_id, attempt)
             remove(workdir)
 

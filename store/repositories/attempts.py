@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, not_, select, update
 from sqlalchemy.orm import Session
 
 from store.errors import StaleAttempt
@@ -61,10 +61,10 @@ def claim(session: Session, job_id: str, worker: str, lease_seconds: float) -> C
     return Claim(job.id, job.kind, job.attempt, worker)
 
 
-def runs(session: Session, job_id: str, attempt: int) -> bool:
-    """Whether the job's attempt of that number goes on."""
-    query = select(Job.id).where(Job.id == job_id, Job.attempt == attempt, Job.status.in_(ACTIVE))
-    return session.scalar(query) is not None
+def is_over(session: Session, job_id: str, attempt: int) -> bool:
+    """Whether the job is known and its attempt of that number goes on no more."""
+    goes_on = and_(Job.attempt == attempt, Job.status.in_(ACTIVE))
+    return session.scalar(select(Job.id).where(Job.id == job_id, not_(goes_on))) is not None
 
 
 def hold(session: Session, claim: Claim) -> Job:

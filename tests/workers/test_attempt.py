@@ -459,17 +459,20 @@ def test_no_attempt_leaves_a_work_folder(
 
 
 def test_work_folders_of_killed_workers_are_swept(service: Service) -> None:
-    """Those of jobs that ended, wait again, are held by another attempt or do not exist any more."""
+    """Those of jobs that ended, wait again or are held by another attempt, and nothing else."""
     ended, waiting, elsewhere, running = (claim(service, service.submit(publish=False)) for _ in range(4))
     folders = [prepare(service.runtime, held) for held in (ended, waiting, elsewhere, running)]
     with service.runtime.sessions.begin() as session:
         attempts.finish(session, ended, "failed", error={"type": "internal", "detail": ""})
         attempts.release(session, waiting)
     steal(service, elsewhere.job_id)
-    unknown = folders[0].with_name("job_unknown-1")
-    unknown.mkdir()
+    of_another_database, no_attempt = (folders[0].with_name(name) for name in ("train_0-1", "train-1st"))
+    of_another_database.mkdir()
+    no_attempt.mkdir()
     Sweeper(service.runtime).tidy()
-    assert [folder.exists() for folder in [*folders, unknown]] == [False, False, False, True, False]
+    assert [folder.exists() for folder in folders] == [False, False, False, True]
+    assert of_another_database.exists()
+    assert no_attempt.exists()
 
 
 def test_a_lease_that_cannot_be_renewed_is_lost(service: Service) -> None:
