@@ -276,7 +276,7 @@ def _is_newest(session: Session, job: Job, epoch: int) -> bool:
 def _provenance(session: Session, job: Job) -> dict[str, Any]:
     """What made the training's adapter: enough to find and repeat all of it."""
     computed = allocations.of_training(session, job.id)
-    stages = []
+    stages, first_epoch = [], 0
     for number, stage in enumerate(job.config["stages"]):
         asked = stage["allocation"]
         used = [
@@ -284,9 +284,12 @@ def _provenance(session: Session, job: Job) -> dict[str, Any]:
             for row in computed
             if row.stage == number
         ]
-        last = asked if isinstance(asked, str) else used[-1]["id"] if used else None
-        facts = {"budgets": stage["budgets"], "epochs": stage["epochs"], "allocation": last}
-        stages.append({**facts, "allocations": used})
+        if isinstance(asked, str):
+            profile = allocations.get(session, asked, job.workspace_id).profile_id
+            used = [{"id": asked, "epoch": first_epoch, "reason": "named", "profile": profile}]
+        facts = {"budgets": stage["budgets"], "epochs": stage["epochs"]}
+        stages.append({**facts, "allocation": used[-1]["id"] if used else None, "allocations": used})
+        first_epoch += stage["epochs"]
     kept = ("model", "prompt_set", "adapter", "seed")
     return {"training": job.id, **{name: job.config.get(name) for name in kept}, "stages": stages}
 

@@ -20,11 +20,12 @@ def view(job: Job) -> JobView:
 
 def fields(job: Job) -> dict[str, Any]:
     """The fields of :func:`view`, for views that add more."""
+    done, total = jobs.phase_progress(job)
     return {
         "id": job.id,
         "kind": job.kind,
         "status": job.status,
-        "progress": Progress(phase=job.phase, done=job.done, total=job.total, eta_seconds=_eta(job)),
+        "progress": Progress(phase=job.phase, done=done, total=total, eta_seconds=_eta(job)),
         "error": JobError(**job.error) if job.error else None,
         "attempt": job.attempt,
         "created_at": job.created_at,

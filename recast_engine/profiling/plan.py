@@ -130,7 +130,7 @@ class Plan:
                 )
         warnings: tuple[str, ...] = ()
         if len(places) < estimator.prompts:
-            warnings = (f"only {len(places)} prompts are available, {estimator.prompts} were asked for",)
+            warnings = (f"only {len(places)} of the {estimator.prompts} prompts asked for are available",)
         levels = noise_levels(estimator.levels) if levels is None else tuple(levels)
         plan = cls(estimator, tuple(rewards), tuple(places), levels, seed, warnings)
         first = plan.next(plan.empty())

@@ -117,13 +117,13 @@ def progress(session: Session, claim: Claim, done: int) -> None:
 
 
 def _progress_event(session: Session, job: Job) -> None:
-    before = job.phase_start - job.phase_offset
+    phase_done, phase_total = jobs.phase_progress(job)
     data = {
         "phase": job.phase,
         "done": job.done,
         "total": job.total,
-        "phase_done": job.done + before,
-        "phase_total": job.total + before,
+        "phase_done": phase_done,
+        "phase_total": phase_total,
     }
     jobs.add_event(session, job.id, "progress", data)
 

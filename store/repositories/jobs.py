@@ -212,6 +212,12 @@ def lock(session: Session, job_id: str, workspace_id: str | None = None) -> Job:
     return session.get_one(Job, job_id, populate_existing=True)
 
 
+def phase_progress(job: Job) -> tuple[int, int]:
+    """How far the job's current phase has counted, and to what: a resumed training counts all its epochs."""
+    before = job.phase_start - job.phase_offset
+    return job.done + before, job.total + before
+
+
 def back_to_queue(job: Job) -> None:
     """Give the job up: nobody's, and waiting to be claimed."""
     job.status, job.phase = "queued", "queued"

@@ -79,7 +79,8 @@ def scored(shard: Job) -> int:
         return images
     if shard.status == "queued" or shard.phase != "profiling":
         return 0
-    return min(max(shard.done - shard.phase_offset + shard.phase_start, 0), images)
+    done, _ = jobs.phase_progress(shard)
+    return min(max(done, 0), images)
 
 
 def report(session: Session, claim: Claim, shards: Sequence[Job]) -> None:

@@ -62,8 +62,24 @@ def test_eta_follows_the_pace_of_the_phase(service, job):
         row = session.get(Job, job)
         row.phase_started_at = row.phase_started_at - timedelta(seconds=50)
     progress = service.client.get(f"/v1/jobs/{job}").json()["progress"]
-    assert (progress["phase"], progress["done"], progress["total"]) == ("training", 15, 30)
+    assert (progress["phase"], progress["done"], progress["total"]) == ("training", 5, 20)
     assert progress["eta_seconds"] == pytest.approx(50 / 5 * 15, rel=0.1)  # slack: time the test itself takes
+
+
+def test_a_resumed_training_counts_all_its_epochs(service, job):
+    """It goes on at the epoch that it had reached, at the pace since then."""
+    held = claim(service, job)
+    with service.write() as session, session.begin():
+        attempts.begin_phase(session, held, "training", 40, start=30)
+        attempts.progress(session, held, 32)
+        row = session.get(Job, job)
+        row.phase_started_at = row.phase_started_at - timedelta(seconds=10)
+    progress = service.client.get(f"/v1/jobs/{job}").json()["progress"]
+    assert (progress["phase"], progress["done"], progress["total"]) == ("training", 32, 40)
+    assert progress["eta_seconds"] == pytest.approx(10 / 2 * 8, rel=0.2)
+    finish(service, held, "succeeded")
+    progress = service.client.get(f"/v1/jobs/{job}").json()["progress"]
+    assert (progress["done"], progress["total"]) == (40, 40)
 
 
 def test_a_failed_job_says_why(service, job):

@@ -193,6 +193,25 @@ def test_a_stored_allocation_is_used_and_not_stored_again(service: Service) -> N
     assert finding == {"kind": "allocation", **facts, "allocation": stored.id}
 
 
+def test_an_adapters_provenance_lists_named_allocations_too(service: Service, tmp_path: Path) -> None:
+    with service.runtime.sessions.begin() as session:
+        stored = allocations.create(session, workspace_id=service.workspace, allocation=ALLOCATION)
+    stage = {"budgets": {"ocr": 1.0}, "epochs": 2, "allocation": stored.id}
+    config = {"prompt_set": "pset_test", "stages": [stage, stage | {"epochs": 3}]}
+    held = claim(service, service.submit_config("training", config, publish=False))
+    path = tmp_path / "final.safetensors"
+    path.write_bytes(b"adapter")
+    meta = {"step": 1, "rank": 4, "alpha": 8.0, "base_model": "miniature", "final": True}
+    Reporter(service.runtime, held).handle(file_event(path, "adapter", **meta))
+    with service.runtime.sessions() as session:
+        (row,), _ = adapters.page(session, service.workspace)
+    used = {"id": stored.id, "reason": "named", "profile": None}
+    assert row.provenance["stages"] == [
+        {**stage, "allocations": [{**used, "epoch": 0}]},
+        {**stage, "epochs": 3, "allocations": [{**used, "epoch": 2}]},
+    ]
+
+
 def test_refreshed_allocations_are_stored_in_order_and_once(service: Service) -> None:
     """Each with the profile it rests on; epochs that a resumed attempt repeats add nothing."""
     config = {

@@ -247,7 +247,7 @@ def test_fewer_prompts_than_asked_for_are_all_used(
 ) -> None:
     profile = measure_profile(backbone, hermite([1]), numbered(4), config, seed=0)
     assert profile.config["prompts"] == 4
-    assert "only 4 prompts are available, 6 were asked for" in profile.warnings
+    assert "only 4 of the 6 prompts asked for are available" in profile.warnings
 
 
 def test_prompts_are_drawn_in_proportion_to_their_kinds() -> None:
