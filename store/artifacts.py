@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -19,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from store.errors import ArtifactDamaged, ArtifactMissing, StorageError, StoreError
 
 CHUNK = 1024 * 1024
+_DRAFT = re.compile(r"\.[0-9a-f]{16}\.part")  # the name of a file that is being written
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,20 @@ class ArtifactStore:
         with self._translated():
             if self._fs.exists(path):
                 self._fs.rm(path, recursive=True)
+
+    def drop_drafts(self, unwritten_seconds: float) -> None:
+        """Delete what writers that were killed left half written, and wrote to no more for so long.
+
+        Object stores never show an upload that did not complete. Raises StorageError.
+        """
+        if not self._local:
+            return
+        with self._translated():
+            for folder, _, names in os.walk(self._root):
+                for draft in (Path(folder, name) for name in names if _DRAFT.fullmatch(name)):
+                    with suppress(FileNotFoundError):  # complete by now, or deleted by another worker
+                        if time.time() - draft.stat().st_mtime > unwritten_seconds:
+                            draft.unlink()
 
     def _path(self, key: str) -> str:
         """Raises ValueError for a key that could leave the store's folder."""

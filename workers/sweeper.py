@@ -68,7 +68,7 @@ class Sweeper:
         )
 
     def tidy(self) -> None:
-        """Drop workers long dead, Idempotency-Keys past their lifetime and work folders that nobody uses."""
+        """Drop what nobody uses: dead workers, old Idempotency-Keys, work folders, half-written files."""
         now, keep = utcnow(), self._runtime.settings.idempotency_seconds
 
         def forget(session: Session) -> None:
@@ -77,6 +77,7 @@ class Sweeper:
 
         transact(self._runtime.sessions, forget)
         workdirs.sweep(self._runtime)
+        self._runtime.artifacts.drop_drafts(FORGET_SECONDS)
         self._tidied_at = time.monotonic()
 
     def sweep(self) -> None:

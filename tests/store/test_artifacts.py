@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import os
 import pickle
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def test_a_folder_is_stored_file_by_file(store: ArtifactStore, tmp_path: Path) -
     assert stored.sha256 == hashlib.sha256(lines.encode()).hexdigest()
     with store.open("jobs/j/1/checkpoint/epoch-000005/inner/weights.bin") as file:
         assert file.read() == b"123"
+
+
+def test_what_a_killed_writer_left_is_dropped_and_nothing_else(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    store.drop_drafts(0.0)  # nothing is stored yet
+    store.put_bytes("jobs/j/1/checkpoint/epoch-1/state.json", b"{}")
+    kept = tmp_path / "jobs/j/1/checkpoint/epoch-1/state.json"
+    left, writing = (kept.with_name(f".{digit * 16}.part") for digit in "0a")
+    foreign = tmp_path / "notes.part"
+    for path in (left, writing, foreign):
+        path.write_bytes(b"half")
+    for path in (kept, left, foreign):
+        os.utime(path, (1e9, 1e9))
+    store.drop_drafts(60.0)
+    assert sorted(kept.parent.iterdir()) == [writing, kept]
+    assert foreign.exists()
 
 
 def test_damaged_bytes_are_never_handed_out(store: ArtifactStore, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from dataclasses import replace
@@ -488,10 +489,15 @@ def test_work_folders_of_killed_workers_are_swept(service: Service) -> None:
     of_another_database, no_attempt = (folders[0].with_name(name) for name in ("train_0-1", "train-1st"))
     of_another_database.mkdir()
     no_attempt.mkdir()
+    half_written = Path(service.settings.artifacts_url) / "jobs" / ended.job_id / f".{'0' * 16}.part"
+    half_written.parent.mkdir(parents=True, exist_ok=True)
+    half_written.touch()
+    os.utime(half_written, (1e9, 1e9))
     Sweeper(service.runtime).tidy()
     assert [folder.exists() for folder in folders] == [False, False, False, True]
     assert of_another_database.exists()
     assert no_attempt.exists()
+    assert not half_written.exists()
 
 
 def test_a_lease_that_cannot_be_renewed_is_lost(service: Service) -> None:
