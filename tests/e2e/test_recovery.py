@@ -67,6 +67,7 @@ def test_a_killed_api_comes_back_and_followers_miss_and_repeat_nothing(home: Hom
             followed.append(event.seq)
             if event.type == "metrics" and kills:
                 kills -= 1
+                assert eventually(lambda: len(processes(home, "-m recast.api_process")) == 1, 30)
                 [api] = processes(home, "-m recast.api_process")
                 os.kill(api, signal.SIGKILL)
         assert kills == 0
