@@ -35,7 +35,8 @@ def launch_command(workdir: Path, runner: str, devices: int) -> list[str]:
         return [sys.executable, *engine]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(devices), "--max-restarts", "0"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    return [sys.executable, *launcher, *meeting, *engine]
+    logs = ["--log-dir", str(workdir / "torchrun")]  # else a temporary folder stays for each launch
+    return [sys.executable, *launcher, *meeting, *logs, *engine]
 
 
 class EngineProcess:

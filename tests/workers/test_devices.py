@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from workers.process import EngineProcess, launch_command
 
@@ -48,13 +49,17 @@ def test_one_device_needs_no_launcher(tmp_path: Path) -> None:
     assert several[-5:] == engine_of
 
 
-def test_the_first_rank_alone_reports(tmp_path: Path) -> None:
+def test_the_first_rank_alone_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with engine(tmp_path, "add") as process:
         heard = events(process)
         assert process.exit_code() == 0
     assert [event["type"] for event in heard] == ["phase", "result"]
     assert heard[0]["name"] == "of rank 0"
     assert heard[1]["result"] == {"total": 3.0, "threads": "1"}  # 1 + 2; the cores are shared out
+    assert not list(temporary.glob("torchelastic*"))  # the launcher's own files go with the attempt
 
 
 def test_a_rank_that_fails_ends_all_with_its_error(tmp_path: Path) -> None:
