@@ -22,12 +22,10 @@ from recast_engine.evaluation.drawing import SEED_RULE, Drawn, Plan, Scorer, dra
 from recast_engine.evaluation.report import render_report
 from recast_engine.observer import Observer
 from recast_engine.prompts import Prompt, prompt_set_hash
-from recast_engine.training.adapters import loaded_adapter
+from recast_engine.training.adapters import ALLOCATIONS_KEY, loaded_adapter
 
 VERSIONED = ("recast", "torch", "diffusers", "transformers", "peft", "numpy", "rapidocr")
 """Packages whose versions a report records."""
-ALLOCATIONS_KEY = "recast.allocations"
-"""Header entry of an adapter file: a JSON list of the allocations its stages ended with."""
 
 
 def evaluate(
@@ -154,6 +152,7 @@ def _allocations(provenance: Mapping[str, Mapping[str, str]]) -> list[dict[str, 
     """The allocations that the subjects were trained with, where their files carry them."""
     found = []
     for label, header in provenance.items():
-        for stage, allocation in enumerate(json.loads(header.get(ALLOCATIONS_KEY, "[]")), start=1):
-            found.append(allocation | {"title": f"{label}, stage {stage}"})
+        for allocation in json.loads(header.get(ALLOCATIONS_KEY, "[]")):
+            stage, epoch = allocation["stage"] + 1, allocation["epoch"]  # a refreshed stage has several
+            found.append(allocation | {"title": f"{label}, stage {stage}, from epoch {epoch + 1}"})
     return found

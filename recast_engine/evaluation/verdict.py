@@ -93,10 +93,7 @@ def _headline(report: Mapping[str, Any], label: str) -> Finding:
 
 
 def _directions(report: Mapping[str, Any], label: str) -> dict[str, Direction]:
-    return {
-        name: direction(metric["differences"][label], metric["differences"][label]["p_holm"])
-        for name, metric in report["metrics"].items()
-    }
+    return {name: metric["differences"][label]["direction"] for name, metric in report["metrics"].items()}
 
 
 def _count_metrics(report: Mapping[str, Any], label: str, pair: str) -> Finding:

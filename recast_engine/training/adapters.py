@@ -33,6 +33,8 @@ TRAINING_ADAPTERS = (POLICY, OLD, EMA)
 
 PREFIX = "transformer."
 METADATA_KEY = "lora_adapter_metadata"
+ALLOCATIONS_KEY = "recast.allocations"
+"""Header entry of a trained adapter: a JSON list of every allocation that it was trained with, in order."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from recast_engine import __version__
 from recast_engine import config as configs
 from recast_engine.prompts import prompt_set_hash
-from recast_engine.training.adapters import EMA, save_adapter
+from recast_engine.training.adapters import ALLOCATIONS_KEY, EMA, save_adapter
 from recast_engine.training.state import TrainingState
 
 _ALLOCATION_FACTS = (
@@ -57,7 +57,7 @@ def provenance(state: TrainingState) -> dict[str, str]:
     return {
         "recast.version": __version__,
         "recast.base_model": config.model,
-        "recast.allocations": json.dumps(
+        ALLOCATIONS_KEY: json.dumps(
             [{key: a[key] for key in _ALLOCATION_FACTS if key in a} for a in position.allocations]
         ),
         "recast.config": json.dumps(configs.dump(config), sort_keys=True),

@@ -246,6 +246,16 @@ def test_the_report_is_self_contained(backbone, scorer, adapters, tmp_path):
     assert page.count("<img") == page.count('alt="')
 
 
+def test_every_allocation_of_a_refreshed_stage_is_titled_by_its_stage():
+    facts = [{"stage": 0, "epoch": 0}, {"stage": 0, "epoch": 4}, {"stage": 1, "epoch": 6}]
+    found = run._allocations({"base": {}, "tuned": {"recast.allocations": json.dumps(facts)}})
+    assert [one["title"] for one in found] == [
+        "tuned, stage 1, from epoch 1",
+        "tuned, stage 1, from epoch 5",
+        "tuned, stage 2, from epoch 7",
+    ]
+
+
 def test_the_same_request_gives_the_same_report(backbone, scorer, adapters, tmp_path):
     reports = [
         run.evaluate(backbone, scorer, PROMPTS, config(), adapters, observer=NullObserver(), workdir=tmp_path)
